@@ -1,0 +1,1 @@
+"""How a stage is made faster without changing its bits. Knows no model."""

@@ -1,0 +1,142 @@
+"""What happened to every region call and every fusion site of a run.
+
+Free of torch. `RunRecord` accumulates while a pipeline runs and is what tables and
+`result.json` are made from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Reason(StrEnum):
+    """Why a region ran eager, or a site ran its reference expression."""
+
+    DISABLED = "disabled"
+    NO_CUDA = "no_cuda"
+    MULTI_GPU = "multi_gpu"
+    COMPONENT_OFFLOADED = "component_offloaded"
+    GRAD_ENABLED = "grad_enabled"
+    TRAINING_MODE = "training_mode"
+    FORWARD_HOOK = "forward_hook"
+    UNSUPPORTED_INPUT = "unsupported_input"
+    UNSUPPORTED_OUTPUT = "unsupported_output"
+    NESTED_CAPTURE = "nested_capture"
+    CACHE_FULL = "cache_full"
+    BLOCKED_SIGNATURE = "blocked_signature"
+    CAPTURE_FAILED = "capture_failed"
+    CANARY_MISMATCH = "canary_mismatch"
+    REPLAY_FAILED = "replay_failed"
+    TOO_MANY_SEGMENTS = "too_many_segments"
+    NOT_WORTH_IT = "not_worth_it"
+    OOM = "oom"
+    # Fusion sites only
+    NO_TRITON = "no_triton"
+    TIER_NOT_ALLOWED = "tier_not_allowed"
+    UNVERIFIED = "unverified"
+    MISMATCH = "mismatch"
+    KERNEL_ERROR = "kernel_error"
+    TRACING = "tracing"
+    LOW_MEMORY = "low_memory"
+
+
+class Kind(StrEnum):
+    """What a region call turned out to be."""
+
+    REPLAYED = "replayed"
+    CAPTURED = "captured"
+    EAGER = "eager"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One region call. `reason` and `detail` are set for `eager` alone.
+
+    detail: names the op, argument or field, e.g. "aten::item" or "latents: shape (1, 8) vs (1, 4)".
+    """
+
+    kind: Kind
+    reason: Reason | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return self.kind if self.reason is None else f"{self.kind} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class SiteOutcome:
+    """One call of a fusion site: fused, or the reference expression with the reason."""
+
+    site: str
+    fused: bool
+    reason: Reason | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return "fused" if self.fused else f"reference ({self.reason})"
+
+
+@dataclass
+class StageRecord:
+    """Everything measured for one stage.
+
+    cold_ms: wall time of the first call, captures and verification included.
+    walls_ms: wall times of later calls, device synchronised at both ends.
+    launches, gpu_busy_ms: one profiled call; `None` where there is no CUDA.
+    extra_bytes: device memory held by the stage's graphs and static buffers.
+    capture_ms: time spent capturing, summed.
+    """
+
+    name: str
+    cold_ms: float | None = None
+    walls_ms: list[float] = field(default_factory=list)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    sites: Counter[SiteOutcome] = field(default_factory=Counter)
+    launches: int | None = None
+    gpu_busy_ms: float | None = None
+    extra_bytes: int = 0
+    capture_ms: float = 0.0
+
+    def add_wall(self, ms: float) -> None:
+        """The first call is cold; the rest are steady state."""
+        if self.cold_ms is None:
+            self.cold_ms = ms
+        else:
+            self.walls_ms.append(ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; counters become lists of rows."""
+        return {
+            "name": self.name,
+            "cold_ms": self.cold_ms,
+            "walls_ms": self.walls_ms,
+            "outcomes": [
+                {"kind": o.kind, "reason": o.reason, "detail": o.detail, "count": n}
+                for o, n in self.outcomes.items()
+            ],
+            "sites": [
+                {"site": s.site, "fused": s.fused, "reason": s.reason, "detail": s.detail, "count": n}
+                for s, n in self.sites.items()
+            ],
+            "launches": self.launches,
+            "gpu_busy_ms": self.gpu_busy_ms,
+            "extra_bytes": self.extra_bytes,
+            "capture_ms": self.capture_ms,
+        }
+
+
+@dataclass
+class RunRecord:
+    """Stage records in pipeline order."""
+
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+
+    def stage(self, name: str) -> StageRecord:
+        """The stage's record, made on first use."""
+        return self.stages.setdefault(name, StageRecord(name))
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return [stage.to_dict() for stage in self.stages.values()]

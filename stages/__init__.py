@@ -1,0 +1,1 @@
+"""Steps that pipelines share, and the contract every stage keeps."""
