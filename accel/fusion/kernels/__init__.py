@@ -1,0 +1,1 @@
+"""Triton kernels, one site a file, each with its rounding order beside its reference."""

@@ -1,0 +1,83 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""gated_residual: y = r(x + r(gate * r(a + b))), or r(x + r(gate * a)) without b.
+
+r rounds to the storage dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accel.fusion.kernels.layout import launch_grid, refuse_rows, row_strides
+from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.site import Kernel
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _kernel(
+    out,
+    x,
+    gate,
+    a,
+    b,
+    x_batch,
+    x_row,
+    gate_batch,
+    gate_row,
+    a_batch,
+    a_row,
+    b_batch,
+    b_row,
+    has_b: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    row, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    dtype: tl.constexpr = out.dtype.element_ty
+    residual = widen(tl.load(x + batch * x_batch + row * x_row + column, mask=inside))
+    factor = widen(tl.load(gate + batch * gate_batch + row * gate_row + column, mask=inside))
+    branch = widen(tl.load(a + batch * a_batch + row * a_row + column, mask=inside))
+    if has_b:
+        other = widen(tl.load(b + batch * b_batch + row * b_row + column, mask=inside))
+        branch = round_to(branch + other, dtype)
+    gated = round_to(factor * branch, dtype)
+    out_row = batch * tl.num_programs(0) + row
+    tl.store(out + out_row * width + column, store_as(residual + gated, dtype), mask=inside)
+
+
+def _run(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    second = a if b is None else b
+    strides = (*row_strides(x), *row_strides(gate), *row_strides(a), *row_strides(second))
+    _kernel[launch_grid(out, _BLOCK)](
+        out,
+        x,
+        gate,
+        a,
+        second,
+        *strides,
+        has_b=b is not None,
+        width=out.shape[2],
+        block=_BLOCK,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+def _refuses(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> str:
+    return refuse_rows(x=x, gate=gate, a=a) if b is None else refuse_rows(x=x, gate=gate, a=a, b=b)
+
+
+def bytes_moved(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None = None) -> int:
+    """Bytes that must pass between memory and chip: every input once, the output once."""
+    return 2 * x.nbytes + gate.nbytes + a.nbytes + (0 if b is None else b.nbytes)
+
+
+KERNEL = Kernel(run=_run, refuses=_refuses)

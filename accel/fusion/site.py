@@ -1,0 +1,47 @@
+"""What a fusion site and its kernel are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Tier = Literal["exact"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A fused candidate for a site.
+
+    run: takes what the site's reference takes and returns what it returns.
+    refuses: what in the arguments the kernel cannot serve, in words; empty when it can. Looks at
+        shapes, strides and dtypes alone.
+    proof: arguments that hold every encoding of a 16-bit dtype, made for (dtype, device); for sites
+        that apply a function of one variable.
+    """
+
+    run: Callable[..., Any]
+    refuses: Callable[..., str] = lambda *_: ""
+    proof: Callable[[torch.dtype, torch.device], tuple[Any, ...]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One entry of the allowlist.
+
+    tier: `exact` has the bits of the reference, which the gate enforces.
+    load: imports and returns the kernel; raises ImportError where Triton is missing.
+    dtypes, devices: of the first argument. dims: supported sizes, in words.
+    evidence: what has been proven, on which device and versions.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    load: Callable[[], Kernel]
+    dtypes: tuple[torch.dtype, ...]
+    dims: str = "any"
+    devices: tuple[str, ...] = ("cuda",)
+    evidence: str = ""
+    tier: Tier = "exact"

@@ -1,0 +1,1 @@
+"""CUDA graphs: capture once, replay with new inputs."""

@@ -1,0 +1,1 @@
+"""Wall and device time, launches, and memory."""

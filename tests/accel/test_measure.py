@@ -1,0 +1,44 @@
+"""Times, intervals and memory."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+
+from accel.measure.memory import memory_snapshot
+from accel.measure.profile import busy_time, profile_call
+from accel.measure.timing import median, percentile, wall_timer
+
+CPU = torch.device("cpu")
+
+
+def test_percentiles_interpolate() -> None:
+    values = [4.0, 1.0, 3.0, 2.0]
+    assert median(values) == 2.5
+    assert percentile(values, 0) == 1
+    assert percentile(values, 100) == 4
+    assert percentile(values, 95) == pytest.approx(3.85)
+    assert percentile([7.0], 95) == 7
+    assert math.isnan(median([]))
+
+
+def test_the_timer_measures_its_block() -> None:
+    with wall_timer(CPU) as wall:
+        time.sleep(0.02)
+    assert 19 < wall.ms < 1000
+    with pytest.raises(ValueError, match="no"), wall_timer(CPU) as wall:
+        raise ValueError("no")
+    assert math.isnan(wall.ms)
+
+
+def test_busy_time_counts_overlap_once() -> None:
+    assert busy_time([(5, 7), (0, 2), (1, 3), (6, 6.5)]) == 5
+    assert busy_time([]) == 0
+
+
+def test_a_cpu_has_no_device_numbers() -> None:
+    assert profile_call(lambda: pytest.fail("not to be called"), device=CPU) is None
+    assert memory_snapshot(CPU) is None
