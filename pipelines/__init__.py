@@ -1,0 +1,1 @@
+"""One folder per model: network modules, weights, and the list of its stages."""

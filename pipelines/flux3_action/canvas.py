@@ -1,0 +1,132 @@
+"""Camera images -> the one canvas that the policy looks at (spec section 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from accel.errors import ConfigError, ObservationError
+from pipelines.flux3_action.policy_config import PolicyConfig
+
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+COMPOSITE = "composite"
+"""Camera name of an already composed `droid` picture."""
+DROID_CAMERA: Size = (360, 640)
+DROID_COMPOSITE: Size = (540, 640)
+
+
+def compose_canvas(images: Mapping[str, Tensor], config: PolicyConfig) -> Tensor:
+    """Arrange the cameras as `config.camera_layout` says.
+
+    images: camera name -> float32 (3, H, W) in [0, 1], on the CPU; holds `config.cameras`, or
+        `composite` in their place for the droid layout.
+    Returns float32 (3, Hc, Wc) in [-1, 1].
+    Raises: ObservationError for a missing camera or a wrong size; ConfigError for a layout that
+        does not fit its cameras or canvas.
+    """
+    layout, canvas = config.camera_layout, config.canvas_hw
+    if layout not in _LAYOUTS:
+        raise ConfigError(f"camera_layout: unknown layout '{layout}'. Known: {', '.join(_LAYOUTS)}.")
+    if COMPOSITE in images:
+        if layout != "droid":
+            raise ObservationError(
+                f"camera '{COMPOSITE}' belongs to the droid layout; this policy's layout is '{layout}'"
+            )
+        _require_size(COMPOSITE, images[COMPOSITE], DROID_COMPOSITE)
+        composed = _pad_droid(images[COMPOSITE], canvas)
+    else:
+        composed = _LAYOUTS[layout](_named(images, config.cameras), canvas)
+    return composed * 2 - 1
+
+
+def _named(images: Mapping[str, Tensor], cameras: Sequence[str]) -> dict[str, Tensor]:
+    """The cameras in layout order."""
+    missing = [camera for camera in cameras if camera not in images]
+    if missing:
+        raise ObservationError(
+            f"no image from camera {', '.join(missing)}; got {', '.join(images) or 'no images'}"
+        )
+    return {camera: images[camera] for camera in cameras}
+
+
+def _droid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+    """Wrist above left and right at half size."""
+    _require_cameras("droid", views, 3)
+    for camera, view in views.items():
+        _require_size(camera, view, DROID_CAMERA)
+    wrist, left, right = views.values()
+    half = (DROID_CAMERA[0] // 2, DROID_CAMERA[1] // 2)
+    bottom = torch.cat([_resize(view, half, antialias=False) for view in (left, right)], dim=2)
+    return _pad_droid(torch.cat([wrist, bottom], dim=1), canvas)
+
+
+def _pad_droid(composite: Tensor, canvas: Size) -> Tensor:
+    """Mirror the composite into the canvas margin on the right and at the bottom."""
+    bottom, right = canvas[0] - DROID_COMPOSITE[0], canvas[1] - DROID_COMPOSITE[1]
+    return F.pad(composite[None], (0, right, 0, bottom), mode="reflect")[0]
+
+
+def _single(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+    _require_cameras("single", views, 1)
+    (view,) = views.values()
+    return _resize(view, canvas)
+
+
+def _side_by_side(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+    _require_cameras("side_by_side", views, 2)
+    height, width = canvas
+    if width % 2:
+        raise ConfigError(f"canvas_hw: side_by_side needs an even width, not {width}")
+    return torch.cat([_resize(view, (height, width // 2)) for view in views.values()], dim=2)
+
+
+def _grid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+    """Row-major cells, as square a grid as fits; unused area is 0."""
+    largest = (max(v.shape[1] for v in views.values()), max(v.shape[2] for v in views.values()))
+    columns = math.ceil(math.sqrt(len(views)))
+    rows = math.ceil(len(views) / columns)
+    height, width = canvas[0] // rows, canvas[1] // columns
+    composed = torch.zeros(3, *canvas)
+    for index, view in enumerate(views.values()):
+        top, left = index // columns * height, index % columns * width
+        cell = _resize(_resize(view, largest), (height, width))
+        composed[:, top : top + height, left : left + width] = cell
+    return composed
+
+
+def _resize(image: Tensor, size: Size, *, antialias: bool = True) -> Tensor:
+    """Bilinear, corners not aligned. An image of that size already comes back unchanged."""
+    if tuple(image.shape[1:]) == size:
+        return image
+    resized = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=antialias)
+    return resized[0]
+
+
+def _require_cameras(layout: str, views: Mapping[str, Tensor], count: int) -> None:
+    if len(views) != count:
+        raise ConfigError(
+            f"camera_keys: the {layout} layout takes {count} camera(s), not {len(views)} ({', '.join(views)})"
+        )
+
+
+def _require_size(camera: str, image: Tensor, size: Size) -> None:
+    seen = tuple(image.shape[1:])
+    if seen != size:
+        raise ObservationError(
+            f"camera '{camera}': {seen[0]} x {seen[1]} pixels (height x width); "
+            f"the droid layout takes {size[0]} x {size[1]}"
+        )
+
+
+_LAYOUTS: dict[str, Callable[[Mapping[str, Tensor], Size], Tensor]] = {
+    "droid": _droid,
+    "single": _single,
+    "side_by_side": _side_by_side,
+    "grid": _grid,
+}

@@ -1,0 +1,154 @@
+"""One camera value of any accepted kind -> float32 (3, H, W) in [0, 1] (spec sections 4 and 15).
+
+Nothing is guessed from pixel values. What an array does not say itself (axis order, colour order,
+range) is declared by `ImageFormat`; what contradicts the declaration is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from accel.errors import ObservationError
+
+RANGE_SLACK = 4 / 255
+"""How far outside its range a float may lie, as a share of the range, and be clipped to it.
+
+Resampling and compression overshoot by a few 8-bit steps; more than that is another range.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFormat:
+    """What the arrays of a client mean. Encoded images and `PIL.Image` say it themselves.
+
+    layout: `auto` takes float tensors of torch as CHW and everything else as HWC.
+    order: colours of the channel axis; the fourth channel of `rgba` and `bgra` is dropped, not blended.
+    value_range: values of black and white; `auto` is 0..1 for floats and 0..255 for integers.
+    """
+
+    layout: Literal["auto", "hwc", "chw"] = "auto"
+    order: Literal["rgb", "bgr", "rgba", "bgra"] = "rgb"
+    value_range: Literal["auto"] | tuple[float, float] = "auto"
+
+
+def to_unit_image(value: Any, *, camera: str, image_format: ImageFormat) -> Tensor:
+    """Check one camera image and bring it to float32 (3, H, W) in [0, 1], contiguous, on the CPU.
+
+    value: numpy array, torch tensor, nested list or `PIL.Image`; any strides, either endianness.
+    Floats that miss their range by at most `RANGE_SLACK` are clipped. The division is float32
+    on the CPU, so equal 8-bit pixels give equal bits whatever carries them.
+    Raises: ObservationError naming the camera and what was seen.
+    """
+    if isinstance(value, Image.Image):
+        value, image_format = _pixels_of(value, camera), ImageFormat()
+    layout = _layout_of(value, image_format)
+    array = _as_array(value, camera)
+    channels = len(image_format.order)
+    channel_axis = 0 if layout == "chw" else -1
+    if array.ndim != 3 or array.shape[channel_axis] != channels or array.size == 0:
+        raise ObservationError(_shape_message(array.shape, layout, channels, camera))
+    low, high = _range_of(array, image_format, camera)
+    # A fresh copy: torch takes neither negative strides nor foreign byte order, and warns of read-only.
+    native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    channels_first = torch.from_numpy(native).movedim(channel_axis, 0)[:3]
+    pixels = channels_first.to(torch.float32, memory_format=torch.contiguous_format)
+    if image_format.order.startswith("bgr"):
+        pixels = pixels.flip(0)
+    return ((pixels - low) / (high - low)).clamp(0, 1)
+
+
+def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
+    """Decode an image file completely.
+
+    Raises: ObservationError naming the camera if the file is missing, damaged or no image.
+    """
+    try:
+        with Image.open(source) as image:
+            image.load()
+            return image
+    except FileNotFoundError:
+        raise ObservationError(f"camera '{camera}': no file {source}") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ObservationError(f"camera '{camera}': {source} is no readable image: {error}") from None
+
+
+def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:
+    """Upright RGB pixels: uint8 (H, W, 3), or float32 in [0, 1] where the file has 16 bits."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):  # 16-bit gray; some releases of Pillow open it as 32-bit "I"
+        gray = np.asarray(upright).astype(np.float32) / np.float32(65535)
+        return np.repeat(gray[:, :, None], 3, axis=2)
+    if upright.mode == "F":
+        raise ObservationError(
+            f"camera '{camera}': an image of floats has no declared range; save 8 or 16 bits"
+        )
+    if upright.mode in ("P", "PA"):
+        upright = upright.convert("RGBA")  # Pillow warns if a palette with transparency goes straight to RGB
+    return np.asarray(upright.convert("RGB"))
+
+
+def _layout_of(value: Any, image_format: ImageFormat) -> Literal["hwc", "chw"]:
+    if image_format.layout != "auto":
+        return image_format.layout
+    return "chw" if isinstance(value, Tensor) and value.is_floating_point() else "hwc"
+
+
+def _as_array(value: Any, camera: str) -> npt.NDArray[Any]:
+    """A numeric array, or a refusal that names the dtype."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu()
+        value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ObservationError(
+            f"camera '{camera}': rows of different lengths are no image: {error}"
+        ) from None
+    if array.dtype.kind not in "uif" or array.dtype.itemsize > 8:
+        seen = f" with values {array.min()} to {array.max()}" if array.dtype == bool and array.size else ""
+        raise ObservationError(
+            f"camera '{camera}': dtype {array.dtype}{seen} can't be pixels; send integers or floats"
+        )
+    return array
+
+
+def _range_of(array: npt.NDArray[Any], image_format: ImageFormat, camera: str) -> tuple[float, float]:
+    """Black and white level, after checking that all values lie between them."""
+    is_float = array.dtype.kind == "f"
+    if image_format.value_range == "auto":
+        low, high = (0.0, 1.0) if is_float else (0.0, 255.0)
+    else:
+        low, high = image_format.value_range
+    seen_low, seen_high = array.min(), array.max()
+    if not (np.isfinite(seen_low) and np.isfinite(seen_high)):
+        bad = np.count_nonzero(~np.isfinite(array))
+        raise ObservationError(f"camera '{camera}': {bad} of {array.size} values are NaN or infinite")
+    slack = RANGE_SLACK * (high - low) if is_float else 0.0
+    if seen_low < low - slack or seen_high > high + slack:
+        raise ObservationError(
+            f"camera '{camera}': {array.dtype} values {seen_low} to {seen_high} lie outside {low:g} to "
+            f"{high:g}; declare the value_range of the images, e.g. [0, 255], [-1, 1] or [0, 65535]"
+        )
+    return low, high
+
+
+def _shape_message(shape: tuple[int, ...], layout: str, channels: int, camera: str) -> str:
+    expected = f"({channels}, H, W)" if layout == "chw" else f"(H, W, {channels})"
+    ends = (shape[0], shape[-1]) if len(shape) == 3 else ()
+    if channels in ends:
+        remedy = "declare the layout, hwc or chw"
+    elif len(shape) == 2 or 1 in ends:
+        remedy = "repeat a gray image in three channels"
+    elif 4 in ends:
+        remedy = "declare the order, rgba or bgra, to drop the fourth channel"
+    else:
+        remedy = "send one image of three colours, without a batch axis"
+    return f"camera '{camera}': shape {shape} is not {expected}; {remedy}"

@@ -1,0 +1,162 @@
+"""A folder that results are written to: checked early, one run at a time, files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from accel.errors import OutputError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+class OutputFolder:
+    """A claimed, writable folder.
+
+    Claiming happens before long work, so that a folder that can't be written to is noticed at
+    once. The claim is a lock on the folder itself: it leaves no file and ends with the process,
+    however the process ends. File systems without locks (and Windows) skip it; there two runs
+    in one folder still write whole files, but the later one wins.
+    """
+
+    def __init__(self, path: Path, lock: int | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def claim(cls, path: Path, *, result_name: str) -> OutputFolder:
+        """Create the folder if needed, prove that it can be written to and lock it.
+
+        result_name: the file that marks a finished run; a folder holding it is refused, so that
+        no result is ever replaced unasked.
+        Raises: OutputError when the folder can't be written, is in use or holds a result.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with _staged(path, {"probe": b"writable"}):
+                pass
+        except OSError as error:
+            raise OutputError(
+                f"Output folder '{path}' can't be written to: {_why(error)}. "
+                "Choose another one with output.dir=..."
+            ) from error
+        folder = cls(path, _lock(path))
+        if (path / result_name).exists():
+            folder.close()
+            raise OutputError(
+                f"Output folder '{path}' already holds a result ({result_name}), which is not replaced. "
+                "Choose another one with output.dir=... or move the old result away."
+            )
+        return folder
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write files by name: first all of them aside, then each to its final name.
+
+        A full disk or a signal shows while the files are still aside: then files that existed
+        before are untouched byte for byte, no half file carries a final name and nothing is
+        left over.
+        Raises: OutputError.
+        """
+        try:
+            with _ending_cleanly_on_sigterm(), _staged(self.path, files) as staged:
+                for name, temporary in staged.items():
+                    os.replace(temporary, self.path / name)
+                _sync_folder(self.path)
+        except OSError as error:
+            raise OutputError(
+                f"Could not write {', '.join(files)} to '{self.path}': {_why(error)}. "
+                "Files that were there before are unchanged. Free some space or choose another output.dir."
+            ) from error
+
+    def close(self) -> None:
+        """Give up the claim."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _staged(folder: Path, files: Mapping[str, bytes]) -> Iterator[dict[str, Path]]:
+    """Every file on disk under a temporary name; what was not renamed is removed at the end."""
+    staged: dict[str, Path] = {}
+    try:
+        for name, data in files.items():
+            # Short whatever the length of the name, and never shared by two writers.
+            staged[name] = folder / f".{secrets.token_hex(8)}.tmp"
+            with open(staged[name], "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        yield staged
+    finally:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _ending_cleanly_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that temporaries are removed. Handlers already set are kept."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _lock(path: Path) -> int | None:
+    """Hold the folder for this process; `None` where the file system has no locks."""
+    if sys.platform == "win32":
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OutputError(
+            f"Output folder '{path}' is in use by another run. Choose another one with output.dir=..."
+        ) from None
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the new names survive a power loss, where the file system can promise that."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,42 @@
+"""Where weights come from. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from accel.errors import ConfigError
+
+WeightsKind = Literal["synthetic", "local", "hub"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """The `weights` node of the configuration.
+
+    kind: `synthetic` draws seeded random weights, `local` reads `path`, `hub` downloads `repo`.
+    path: folder of a policy package, variants inside. repo: hub id `owner/name`.
+    revision: branch, tag or commit; `None` is the repository's default branch.
+    verify_checksums: compare the weight file with the package's manifest before it is loaded.
+    """
+
+    kind: WeightsKind
+    path: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    synthetic_seed: Annotated[int, Meta(ge=0)] = 0
+    verify_checksums: bool = True
+
+    def check(self) -> None:
+        """Refuse combinations that can't be loaded. Raises: ConfigError naming the key."""
+        if self.kind == "local" and not self.path:
+            raise ConfigError("weights.path is not set; weights=local needs the folder of a policy package.")
+        if self.kind == "hub" and not self.repo:
+            raise ConfigError("weights.repo is not set; weights=hub needs a repository id, owner/name.")
+        for key, value, kind in (("path", self.path, "local"), ("repo", self.repo, "hub")):
+            if value and self.kind != kind:
+                raise ConfigError(
+                    f"weights.{key} has no meaning with weights={self.kind}; use weights={kind}."
+                )

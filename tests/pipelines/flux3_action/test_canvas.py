@@ -1,0 +1,120 @@
+"""Camera layouts against recorded canvases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel.errors import ConfigError, ObservationError
+from pipelines.flux3_action.canvas import compose_canvas
+from pipelines.flux3_action.images import ImageFormat, to_unit_image
+from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
+
+DROID = PolicyConfig(
+    action_modality="action_prediction_droid",
+    action_dim=8,
+    chunk_size=32,
+    camera_layout="droid",
+    camera_keys=("images.wrist", "images.left", "images.right"),
+    canvas_hw=(544, 736),
+    transformer=TransformerConfig(in_channels={"video": 96, "video_cond": 96}),
+)
+
+
+def layout(name: str, cameras: str, canvas_hw: tuple[int, int]) -> PolicyConfig:
+    return replace(DROID, camera_layout=name, camera_keys=tuple(cameras.split()), canvas_hw=canvas_hw)
+
+
+def synthetic(height: int, width: int, s: int) -> Tensor:
+    """The recorded cases' camera picture, uint8 HWC."""
+    y = torch.arange(height)[:, None, None]
+    x = torch.arange(width)[None, :, None]
+    c = torch.arange(3)
+    pixels = (7 * y * y + 13 * x + (3 + s) * x * y + 71 * c + 37 * s + (x * x) // (5 + s)) % 256
+    return pixels.to(torch.uint8)
+
+
+def unit(image: Tensor) -> Tensor:
+    return to_unit_image(image, camera="test", image_format=ImageFormat())
+
+
+def droid_views() -> dict[str, Tensor]:
+    return {name: unit(synthetic(360, 640, s)) for s, name in enumerate(("wrist", "left", "right"))}
+
+
+def test_droid(golden, golden_case):
+    case = golden_case("canvas_droid")
+    recorded = golden(case["file"])
+    canvas = compose_canvas(droid_views(), DROID)
+    assert canvas.shape == (3, 544, 736)
+    blocks = canvas.unflatten(2, (46, 16)).unflatten(1, (34, 16)).mean((2, 4))
+    torch.testing.assert_close(canvas[:, case["indices"]["rows"]], recorded["droid.rows"], **case["tol"])
+    torch.testing.assert_close(canvas[:, :, case["indices"]["cols"]], recorded["droid.cols"], **case["tol"])
+    torch.testing.assert_close(blocks, recorded["droid.mean_16x16"], **case["tol"])
+
+
+@pytest.mark.parametrize("name", ["single", "single_up", "side_by_side", "grid3", "grid5_mixed", "grid1"])
+def test_resized_layouts(golden, golden_case, name):
+    case = golden_case(f"canvas_{name}")
+    recorded = golden(case["file"])
+    config = layout(
+        case["config"]["camera_layout"],
+        " ".join(case["config"]["camera_keys"]),
+        tuple(case["config"]["canvas_hw"]),
+    )
+    images = {camera: unit(recorded[tensor]) for camera, tensor in case["inputs"].items()}
+    canvas = compose_canvas(images, config)
+    torch.testing.assert_close(canvas, recorded[case["outputs"]["canvas"]], **case["tol"])
+
+
+def test_mirrored_margin_does_not_repeat_the_edge():
+    canvas = compose_canvas(droid_views(), DROID)
+    assert torch.equal(canvas[:, :, 640], canvas[:, :, 638])
+    assert torch.equal(canvas[:, 540], canvas[:, 538])
+    assert torch.equal(canvas[:, 543, 735], canvas[:, 535, 543])
+
+
+def test_composite_is_only_padded():
+    views = droid_views()
+    composed = compose_canvas(views, DROID)
+    composite = (composed[:, :540, :640] + 1) / 2
+    torch.testing.assert_close(compose_canvas({"composite": composite}, DROID), composed, atol=1e-6, rtol=0)
+
+
+def test_c22_unused_area_is_exactly_minus_one():
+    """Black of the model: padding is not mapped twice."""
+    config = layout("grid", "a b c", (64, 64))
+    canvas = compose_canvas({name: torch.ones(3, 30, 50) for name in "abc"}, config)
+    assert torch.equal(canvas[:, 32:, 32:], torch.full((3, 32, 32), -1.0))
+    torch.testing.assert_close(canvas[:, :32], torch.ones(3, 32, 64))
+
+
+def test_wrong_size_names_the_camera():
+    views = droid_views() | {"left": torch.zeros(3, 180, 320)}
+    with pytest.raises(ObservationError, match=r"'left'.*180 x 320.*360 x 640"):
+        compose_canvas(views, DROID)
+    with pytest.raises(ObservationError, match=r"'composite'.*540 x 640"):
+        compose_canvas({"composite": torch.zeros(3, 360, 640)}, DROID)
+
+
+def test_missing_camera_is_named():
+    with pytest.raises(ObservationError, match="no image from camera left, right; got wrist"):
+        compose_canvas({"wrist": torch.zeros(3, 360, 640)}, DROID)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (layout("triptych", "images.a", (64, 64)), "unknown layout 'triptych'"),
+        (layout("single", "images.a images.b", (64, 64)), "takes 1 camera"),
+        (layout("side_by_side", "images.a", (64, 64)), "takes 2 camera"),
+        (layout("droid", "images.a images.b", (544, 736)), "takes 3 camera"),
+        (layout("side_by_side", "images.a images.b", (64, 33)), "even width"),
+    ],
+)
+def test_layout_that_does_not_fit(config, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_canvas({"a": torch.zeros(3, 8, 8), "b": torch.zeros(3, 8, 8)}, config)

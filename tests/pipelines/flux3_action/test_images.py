@@ -1,0 +1,226 @@
+"""Camera images in every dtype, range, layout and file kind (cases C22 and C23)."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from accel.errors import ObservationError
+from pipelines.flux3_action.images import ImageFormat, open_image, to_unit_image
+
+CASES = Path(__file__).parents[2] / "cases"
+RANGES = CASES / "C22_images"
+ORDERS = CASES / "C23_images"
+
+
+def unit(value, **declared) -> Tensor:
+    return to_unit_image(value, camera="wrist", image_format=ImageFormat(**declared))
+
+
+def eight_bit(image: Tensor) -> Tensor:
+    """(3, H, W) in 0..1 -> (H, W, 3), rounded to 0..255."""
+    return (image * 255).round().to(torch.uint8).permute(1, 2, 0)
+
+
+def file(name: str) -> Tensor:
+    return unit(open_image(ORDERS / name, camera="wrist"))
+
+
+TRUE_PICTURE = np.load(RANGES / "uint8.npy")
+
+
+# C22: values and ranges
+
+
+def test_c22_uint8_is_divided_by_255_in_float32():
+    image = unit(TRUE_PICTURE)
+    assert image.dtype == torch.float32
+    assert image.is_contiguous()
+    assert torch.equal(image, torch.from_numpy(TRUE_PICTURE).permute(2, 0, 1).float() / 255)
+
+
+@pytest.mark.parametrize("name", ["float32_0_1", "float64_0_1", "int64"])
+def test_c22_same_picture_in_the_range_of_its_dtype(name):
+    torch.testing.assert_close(unit(np.load(RANGES / f"{name}.npy")), unit(TRUE_PICTURE), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [
+        ("float32_0_255", (0, 255)),
+        ("float64_0_255", (0, 255)),
+        ("float32_minus1_1", (-1, 1)),
+        ("uint16_0_65535", (0, 65535)),
+    ],
+)
+def test_c22_other_ranges_only_if_declared(name, declared):
+    array = np.load(RANGES / f"{name}.npy")
+    with pytest.raises(ObservationError, match=rf"'wrist'.*{array.min()} to {array.max()}.*value_range"):
+        unit(array)
+    torch.testing.assert_close(unit(array, value_range=declared), unit(TRUE_PICTURE), atol=1e-6, rtol=0)
+
+
+def test_c22_overshoot_is_clipped_not_wrapped():
+    image = eight_bit(unit(np.load(RANGES / "float32_slightly_outside.npy")))
+    assert image[0, 0, :2].tolist() == [255, 0]
+
+
+def test_c22_nan_names_the_camera():
+    with pytest.raises(ObservationError, match=r"'wrist'.*NaN"):
+        unit(np.load(RANGES / "float32_nan.npy"))
+
+
+def test_c22_bool_is_refused():
+    with pytest.raises(ObservationError, match=r"'wrist'.*bool with values False to True"):
+        unit(np.load(RANGES / "bool.npy"))
+
+
+def test_c22_dark_floats_are_not_guessed():
+    dark = np.load(RANGES / "float32_dark_0_255_ambiguous.npy")
+    assert torch.equal(unit(dark), torch.from_numpy(dark).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("array", [np.full((2, 2, 3), 300), np.full((2, 2, 3), -1, np.int16)])
+def test_integers_are_never_clipped(array):
+    with pytest.raises(ObservationError, match=f"{array.min()} to {array.max()}"):
+        unit(array)
+
+
+# C23: channels, layout, strides
+
+
+def assert_true_colours(image: Tensor) -> None:
+    pixels = eight_bit(image)
+    assert pixels.shape == (4, 6, 3)
+    assert pixels[0, 0].tolist() == [1, 2, 3]
+    assert pixels[1, 1].tolist() == [200, 100, 10]
+
+
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [
+        ("rgb", {}),
+        ("fortran_order", {}),
+        ("big_endian_float32", {}),
+        ("rgba", {"order": "rgba"}),
+        ("bgr", {"order": "bgr"}),
+        ("bgra", {"order": "bgra"}),
+        ("chw", {"layout": "chw"}),
+    ],
+)
+def test_c23_declared_colour_and_layout(name, declared):
+    assert_true_colours(unit(np.load(ORDERS / f"{name}.npy"), **declared))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda rgb, bgr: rgb[::-1],
+        lambda rgb, bgr: rgb[:, ::-1],
+        lambda rgb, bgr: bgr[..., ::-1],
+        lambda rgb, bgr: rgb[None][::-1][0],
+        lambda rgb, bgr: rgb[:1][::-1],
+        lambda rgb, bgr: rgb[::2, ::2],
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_c23_views_equal_their_copies(view, dtype):
+    scale = 1 if dtype is np.uint8 else 255
+    rgb, bgr = ((np.load(ORDERS / f"{name}.npy") / scale).astype(dtype) for name in ("rgb", "bgr"))
+    array = view(rgb, bgr)
+    assert torch.equal(unit(array), unit(array.copy()))
+
+
+def test_c23_read_only_array_is_taken_without_a_warning():
+    array = np.load(ORDERS / "rgb.npy")
+    array.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_true_colours(unit(array))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gray_hw", r"shape \(4, 6\).*gray"),
+        ("gray_hw1", r"shape \(4, 6, 1\).*gray"),
+        ("two_channels", r"shape \(4, 6, 2\)"),
+        ("batched_1hwc", r"shape \(1, 4, 6, 3\).*batch"),
+        ("chw", r"shape \(3, 4, 6\).*layout"),
+        ("rgba", r"shape \(4, 6, 4\).*rgba or bgra"),
+    ],
+)
+def test_c23_undeclared_layouts_are_refused_with_their_shape(name, message):
+    with pytest.raises(ObservationError, match=message):
+        unit(np.load(ORDERS / f"{name}.npy"))
+
+
+@pytest.mark.parametrize(
+    "value", ["a.png", {"pixels": 1}, None, [[1, 2], [3]], np.zeros((0, 4, 3), np.uint8)]
+)
+def test_what_is_no_image_is_refused(value):
+    with pytest.raises(ObservationError, match="wrist"):
+        unit(value)
+
+
+def test_lists_and_tensors():
+    rgb = np.load(ORDERS / "rgb.npy")
+    expected = unit(rgb)
+    assert torch.equal(unit(rgb.tolist()), expected)
+    assert torch.equal(unit(torch.from_numpy(rgb)), expected)
+    assert torch.equal(unit(expected), expected)  # float tensors are CHW
+    assert torch.equal(unit(expected.permute(1, 2, 0), layout="hwc"), expected)
+    torch.testing.assert_close(unit(expected.bfloat16()), expected, atol=4e-3, rtol=0)
+    with pytest.raises(ObservationError, match="layout"):
+        unit(expected.permute(1, 2, 0))
+
+
+# C23: image files
+
+
+def test_c23_exif_orientation_is_applied():
+    assert file("exif_orientation_6.jpg").shape == (3, 48, 32)
+
+
+@pytest.mark.parametrize("name", ["rgba_alpha0.png", "palette.png"])
+def test_c23_colours_of_files(name):
+    """Alpha is dropped, not blended, even where it is 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_true_colours(file(name))
+
+
+def test_c23_cmyk_is_converted():
+    pixels = eight_bit(file("cmyk.jpg")).int()
+    assert (pixels[1, 1] - torch.tensor([200, 100, 10])).abs().max() <= 8
+
+
+def test_c23_sixteen_bits_are_not_cut_to_the_low_byte():
+    image = file("gray16.png")
+    assert image[:, 0, 0].tolist() == [pytest.approx(514 / 65535)] * 3
+    assert image[:, 1, 1].tolist() == [pytest.approx(25700 / 65535)] * 3
+
+
+def test_files_keep_their_own_order_whatever_is_declared_for_arrays():
+    image = open_image(ORDERS / "rgba_alpha0.png", camera="wrist")
+    assert_true_colours(unit(image, order="bgr", layout="chw", value_range=(-1, 1)))
+
+
+def test_unreadable_files_name_the_camera(tmp_path):
+    with pytest.raises(ObservationError, match="'wrist': no file"):
+        open_image(tmp_path / "absent.png", camera="wrist")
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(ObservationError, match=r"'wrist'.*no readable image"):
+        open_image(tmp_path / "text.png", camera="wrist")
+    whole = (ORDERS / "exif_orientation_6.jpg").read_bytes()
+    with pytest.raises(ObservationError, match=r"'wrist'.*no readable image"):
+        open_image(io.BytesIO(whole[: len(whole) // 2]), camera="wrist")
+    with pytest.raises(ObservationError, match="floats"):
+        unit(Image.new("F", (4, 4)))
