@@ -1,0 +1,216 @@
+"""Check a command line before anything starts: every job composed, every value converted.
+
+Mistakes cost a fraction of a second and read as one or two lines. What passes goes to Hydra
+unchanged, but for short forms that are written out and output folders that are fixed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from accel.errors import ConfigError
+from tasks.composition import Composed, Composer
+from tasks.result_file import RESULT_FILE
+from tasks.sweep import Job, register_resolvers
+from tasks.yaml_source import Source
+
+Check = Callable[[Mapping[str, Any], Source], object]
+
+_PATH = re.compile(r"(\.{0,2}|~)/.*|\.{1,2}")
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command will do.
+
+    argv: arguments for Hydra. jobs: one for a plain run; none for --help and the like.
+    sweep_folder: set for sweeps.
+    """
+
+    argv: tuple[str, ...]
+    jobs: tuple[Job, ...] = ()
+    sweep_folder: Path | None = None
+
+
+def preflight(
+    argv: Sequence[str],
+    *,
+    config_dir: Path,
+    config_name: str = "config",
+    check: Check,
+    check_runnable: Check | None = None,
+) -> Plan:
+    """Compose and check every job of a command line; nothing is written.
+
+    check: raises ConfigError for a configuration that is wrong. check_runnable: used instead
+    where jobs will really run.
+    Raises: ConfigError.
+    """
+    register_resolvers()
+    args = _parse(argv)
+    if args.help or args.hydra_help or args.shell_completion:
+        return Plan(tuple(argv))
+    shows_only = args.cfg is not None or args.info is not None
+    if shows_only and args.multirun:
+        raise ConfigError("--cfg and --info show one job. Leave -m out.")
+    composer = Composer(
+        config_dir.parent / args.config_path if args.config_path else config_dir,
+        config_name=args.config_name or config_name,
+        extra_dir=Path(args.config_dir) if args.config_dir else None,
+    )
+    texts = [expanded for text in args.overrides for expanded in _expand(text)]
+    split = _split(composer, texts, sweep=args.multirun)
+    jobs = [composer.compose(job) for job in split]
+    for job in jobs:
+        (check if shows_only else check_runnable or check)(job.tree, job.source)
+    flags = _without(argv, args.overrides)
+    overrides = _for_hydra(composer, texts, jobs)
+    if shows_only:
+        return Plan((*flags, *overrides))
+    _refuse_hidden_sweep(jobs, sweep=args.multirun)
+    root, folders = _folders(jobs, sweep=args.multirun)
+    _refuse_clashes(folders)
+    key = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
+    planned = tuple(Job(_own(job), folder) for job, folder in zip(split, folders, strict=True))
+    return Plan((*flags, *overrides, f"{key}={_quoted(str(root))}"), planned, root if args.multirun else None)
+
+
+def _parse(argv: Sequence[str]) -> Any:
+    parser = get_args_parser()
+    parser.error = _refuse_flag  # type: ignore[method-assign]
+    args = parser.parse_args(list(argv))
+    modes = {text.split("=")[1].upper() for text in args.overrides if text.startswith("hydra.mode=")}
+    args.multirun = args.multirun or "MULTIRUN" in modes
+    return args
+
+
+def _refuse_flag(message: str) -> Any:
+    raise ConfigError(f"{message}. See python run.py --help")
+
+
+def _expand(text: str) -> list[str]:
+    """Write out `weights=./folder` and `weights=owner/name@revision`, and make folder names safe."""
+    key, _, value = text.partition("=")
+    if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):
+        name = "${hydra.job.override_dirname}"
+        safe = value.strip("'\"").replace(name, f"${{folder_name:{name}}}")
+        return [f"{key}={_quoted(safe)}" if name in value else text]
+    if key != "weights":
+        return [text]
+    bare = value.strip("'\"")
+    if "," in bare and "/" in bare:
+        raise ConfigError(f"'{text}': a sweep over folders is written weights=local weights.path=./a,./b")
+    if _PATH.fullmatch(bare):
+        return ["weights=local", f"weights.path={_quoted(bare)}"]
+    if hub := _HUB_ID.fullmatch(bare):
+        revision = [f"weights.revision={_quoted(hub['revision'])}"] if hub["revision"] else []
+        return ["weights=hub", f"weights.repo={_quoted(hub['repo'])}", *revision]
+    return [text]
+
+
+def _split(composer: Composer, texts: list[str], *, sweep: bool) -> list[list[str]]:
+    """The overrides of each job, in the order in which Hydra numbers them."""
+    if not sweep:
+        return [texts]
+    try:
+        batches = BasicSweeper.split_arguments(composer.parse(texts), None)
+    except HydraException as error:
+        raise ConfigError(f"this sweep can't be listed: {error}") from error
+    return list(itertools.chain.from_iterable(batches))
+
+
+def _for_hydra(composer: Composer, texts: list[str], jobs: list[Composed]) -> list[str]:
+    """The overrides as typed, with the plus signs and deletions that Hydra needs."""
+    # Sorted, so that a deletion ("~key") in one job comes last and is the one that is kept.
+    texts_of_jobs = sorted(text for job in jobs for text in job.overrides)
+    composed = {_bare_key(text): text.partition("=")[0] for text in texts_of_jobs}
+    return [_with_key(override, composed) for override in composer.parse(texts)]
+
+
+def _with_key(override: Override, composed: Mapping[str, str]) -> str:
+    text = str(override.input_line)
+    key = composed.get(_bare_key(text), text)
+    if not key.startswith("~"):
+        return f"{key}={text.partition('=')[2]}"
+    if override.is_sweep_override():
+        raise ConfigError(f"'{text}': null can't be one of several options. Run that job by itself.")
+    return key
+
+
+def _own(texts: Sequence[str]) -> tuple[str, ...]:
+    """A job's overrides without those of Hydra's own node."""
+    return tuple(text for text in texts if not _bare_key(text).startswith("hydra."))
+
+
+def _bare_key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~")
+
+
+def _without(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The arguments that are flags of Hydra or their values."""
+    left = list(argv)
+    for override in overrides:
+        left.remove(override)
+    return left
+
+
+def _refuse_hidden_sweep(jobs: Sequence[Composed], *, sweep: bool) -> None:
+    """All jobs must be known beforehand, so sweeps stand on the command line."""
+    for job in jobs:
+        hydra = job.cfg.hydra
+        if hydra.sweeper.get("params") or (str(hydra.mode).endswith("MULTIRUN") and not sweep):
+            raise ConfigError(
+                "hydra.sweeper.params, hydra.mode: list a sweep on the command line, e.g. -m seed=1,2"
+            )
+
+
+def _folders(jobs: Sequence[Composed], *, sweep: bool) -> tuple[Path, list[Path]]:
+    """The folder of the command and those of its jobs, settled before anything starts."""
+    try:
+        given = {OmegaConf.select(job.cfg, "output.dir") for job in jobs}
+        if len(given) > 1:
+            raise ConfigError("output.dir is the folder of the whole sweep and can't differ between jobs.")
+        root = Path(given.pop() or jobs[0].cfg.hydra[("sweep" if sweep else "run")].dir).absolute()
+        return root, [root / _subfolder(job, number) for number, job in enumerate(jobs)] if sweep else [root]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"output folder: {str(error).splitlines()[0]}") from error
+
+
+def _subfolder(job: Composed, number: int) -> str:
+    with open_dict(job.cfg):
+        job.cfg.hydra.job.num = number
+        job.cfg.hydra.job.id = str(number)
+    return str(job.cfg.hydra.sweep.subdir)
+
+
+def _refuse_clashes(folders: Sequence[Path]) -> None:
+    seen: dict[Path, int] = {}
+    for number, folder in enumerate(folders):
+        if folder in seen:
+            raise ConfigError(
+                f"jobs {seen[folder]} and {number} would both write to '{folder}'. "
+                "Let hydra.sweep.subdir differ, e.g. ${hydra.job.num}"
+            )
+        seen[folder] = number
+        if (folder / RESULT_FILE).exists():
+            raise ConfigError(
+                f"'{folder}' already holds a {RESULT_FILE}, which is never replaced. Set another output.dir"
+            )
+
+
+def _quoted(text: str) -> str:
+    """Text in Hydra's single quotes."""
+    return "'" + text.replace("'", "\\'") + "'"

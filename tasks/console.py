@@ -1,0 +1,182 @@
+"""What a run shows: a header, progress, the stage table, and where the results are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from accel.policy import AccelPolicy
+from accel.record import RunRecord, StageRecord
+from pipelines.pipeline import PipelineDescription
+from tasks.progress_bars import LineProgress, LiveProgress
+from tasks.stage_table import NONE, StageRow, refusals, stage_rows, total_row
+
+LoggerKind = Literal["rich", "plain", "quiet"]
+
+PLAIN_WIDTH = 80
+_TIMES = {"p50": "p50", "p95": "p95", "cold": "cold"}
+_CUDA = {"launches": "launches", "busy": "GPU busy", "extra_mb": "extra MB"}
+_OUTCOMES = {"graphs": "graphs", "fused": "fused"}
+
+
+class RunConsole:
+    """Prints one run.
+
+    kind: `rich` draws on a terminal and is `plain` where the output is not one; `plain` is text
+    without escapes, 80 columns; `quiet` prints the result's path alone.
+    """
+
+    def __init__(self, kind: LoggerKind, *, file: TextIO | None = None) -> None:
+        file = file or sys.stdout
+        live = kind == "rich" and file.isatty()
+        self._console = Console(file=file, highlight=False) if live else _plain(file)
+        self._always = self._console
+        if kind == "quiet":
+            self._console = Console(file=file, quiet=True)
+        self.progress = LiveProgress(self._console) if live else LineProgress(self._console)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def header(self, *, config_hash: str, accel: AccelPolicy, software: Mapping[str, str]) -> None:
+        """Before anything is loaded."""
+        self._facts(
+            {
+                "samebit": software.get("samebit", "not installed"),
+                "config": config_hash,
+                "accel": _accel(accel),
+                "versions": ", ".join(f"{k} {v}" for k, v in software.items() if k != "samebit"),
+            }
+        )
+
+    def pipeline(self, description: PipelineDescription, device: Mapping[str, Any]) -> None:
+        """What was built, once it is known."""
+        self._facts(
+            {
+                "model": f"{description.model}, size {description.size} ({description.size_reason})",
+                "weights": description.weights,
+                "device": _device(device),
+                "dtype": description.dtype,
+            }
+        )
+        if description.outputs_mean_nothing:
+            self._line("The weights are synthetic: the outputs mean nothing.", style="bold yellow")
+
+    def report(self, record: RunRecord, request: StageRecord, *, unequal: Sequence[str]) -> None:
+        """The stage table, what was not accelerated, and whether repeats agreed."""
+        self.progress.stop()
+        rows, total = stage_rows(record), total_row(record, request)
+        cuda = any(row.launches != NONE or row.extra_mb != "0" for row in rows)
+        times = _TIMES | _CUDA if cuda else _TIMES
+        self._console.print()
+        self._line(
+            f"Wall time in ms: p50 and p95 of {len(request.walls_ms)} requests, cold of the first one."
+        )
+        self._console.print()
+        for table in self._fitting(
+            [_table(rows, total, times | _OUTCOMES)],
+            [_table(rows, total, times), _table(rows, None, _OUTCOMES)],
+        ):
+            self._console.print(table)
+            self._console.print()
+        self._refusals(record)
+        self._repeats(1 + len(request.walls_ms), unequal)
+
+    def interrupted(self) -> None:
+        self._line("Interrupted; this is what was measured so far.", style="bold yellow")
+
+    def written(self, folder: Path, names: Sequence[str]) -> None:
+        """Where the results are; shown whatever the logger."""
+        self._line(f"Wrote {', '.join(names)}")
+        self._always.print(Text(str(folder)), soft_wrap=True)
+
+    def _fitting(self, whole: list[Table], parts: list[Table]) -> list[Table]:
+        """Cells are never cut: where the whole table is too wide, its parts are shown."""
+        unlimited = self._console.options.update(max_width=10_000)
+        needed = self._console.measure(whole[0], options=unlimited).maximum
+        return whole if needed <= self._console.width else parts
+
+    def _refusals(self, record: RunRecord) -> None:
+        found = refusals(record)
+        if found:
+            self._line("Not accelerated", style="bold")
+        for refusal in found:
+            self._line(f"  {refusal.line}", style="yellow")
+            if refusal.detail:
+                self._line(f"      {refusal.detail}")
+        if found:
+            self._console.print()
+
+    def _repeats(self, requests: int, unequal: Sequence[str]) -> None:
+        if unequal:
+            self._line(f"UNEQUAL between {requests} like requests: {', '.join(unequal)}", style="bold red")
+        elif requests > 1:
+            self._line(f"{requests} like requests: all outputs equal, bit for bit.", style="green")
+        else:
+            self._line("1 request; nothing to compare.")
+
+    def _facts(self, facts: Mapping[str, str]) -> None:
+        for name, value in facts.items():
+            self._console.print(Text.assemble((f"{name:<9}", "bold"), value), soft_wrap=True)
+
+    def _line(self, text: str, *, style: str = "") -> None:
+        # Never wrapped: reasons and paths stay in one piece for copying and searching.
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _plain(file: TextIO) -> Console:
+    """Text whatever the terminal and the environment: no escapes, one width."""
+    return Console(
+        file=file, force_terminal=False, color_system=None, width=PLAIN_WIDTH, highlight=False, emoji=False
+    )
+
+
+def _table(rows: Sequence[StageRow], total: StageRow | None, columns: Mapping[str, str]) -> Table:
+    table = Table(
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        show_footer=total is not None,
+        footer_style="bold",
+    )
+    for column, title in {"stage": "stage", **columns}.items():
+        table.add_column(
+            title,
+            footer=getattr(total, column, ""),
+            justify="right" if column in _TIMES | _CUDA else "left",
+            no_wrap=True,
+        )
+    for row in rows:
+        # As `Text`, lest a name in brackets be taken for markup.
+        table.add_row(*(Text(getattr(row, column)) for column in ("stage", *columns)))
+    return table
+
+
+def _accel(accel: AccelPolicy) -> str:
+    graphs = (
+        f"{accel.graph_mode} graphs, {accel.max_entries} a region" if accel.enable_cuda_graph else "no graphs"
+    )
+    fused = ", ".join(site for site, allowed in accel.fused.items() if allowed) or "nothing"
+    return f"{accel.name} ({graphs}; fused: {fused})"
+
+
+def _device(facts: Mapping[str, Any]) -> str:
+    if "memory_bytes" in facts:
+        memory = f"{facts['memory_bytes'] / 2**30:.0f} GiB"
+        driver = f", driver {facts['driver']}" if facts["driver"] else ""
+        return f"{facts['device']}, {facts['name']}, {memory}, sm {facts['capability']}{driver}"
+    return f"cpu, {facts['cores']} cores, {facts['threads']} in use, {facts['capability']}"

@@ -1,0 +1,136 @@
+"""The stage table of a run as text: one row a stage, a total, and what was not accelerated and why."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from accel.measure.timing import median, percentile
+from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
+
+NONE = "-"
+CELL_WIDTH = 28  # holds "eager (component_offloaded)" and "reference (tier_not_allowed)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """Cells as shown. Times in ms; `busy` in percent of the median wall time."""
+
+    stage: str
+    p50: str
+    p95: str
+    cold: str
+    launches: str = NONE
+    busy: str = NONE
+    extra_mb: str = NONE
+    graphs: str = ""
+    fused: str = ""
+
+
+@dataclass
+class Refusal:
+    """One outcome that was not the planned one, gathered over stages and sites."""
+
+    outcome: str
+    detail: str
+    calls: int = 0
+    stages: dict[str, None] = field(default_factory=dict)
+    sites: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """For example "reference (mismatch) x3: swiglu in denoising"."""
+        where = f"{', '.join(self.sites)} in " if self.sites else ""
+        return f"{self.outcome} x{self.calls}: {where}{', '.join(self.stages)}"
+
+
+def stage_rows(record: RunRecord) -> list[StageRow]:
+    """Rows in pipeline order."""
+    return [
+        _row(stage, graphs=graphs_cell(stage), fused=fused_cell(stage)) for stage in record.stages.values()
+    ]
+
+
+def total_row(record: RunRecord, request: StageRecord) -> StageRow:
+    """Wall times of whole requests; launches, GPU-busy and memory summed over stages."""
+    stages = record.stages.values()
+    launches = [s.launches for s in stages if s.launches is not None]
+    busy = [s.gpu_busy_ms for s in stages if s.gpu_busy_ms is not None]
+    total = StageRecord(
+        "total",
+        cold_ms=request.cold_ms,
+        walls_ms=request.walls_ms,
+        launches=sum(launches) if launches else None,
+        gpu_busy_ms=sum(busy) if busy else None,
+        extra_bytes=sum(s.extra_bytes for s in stages),
+    )
+    return _row(total)
+
+
+def refusals(record: RunRecord) -> list[Refusal]:
+    """What ran eager or by its reference although nobody switched it off, most calls first."""
+    found: dict[tuple[str, str], Refusal] = {}
+    for stage in record.stages.values():
+        happened: list[tuple[Outcome | SiteOutcome, int]] = [*stage.outcomes.items(), *stage.sites.items()]
+        for outcome, calls in happened:
+            if outcome.reason in (None, Reason.DISABLED):
+                continue
+            refusal = found.setdefault((str(outcome), outcome.detail), Refusal(str(outcome), outcome.detail))
+            refusal.calls += calls
+            refusal.stages[stage.name] = None
+            if isinstance(outcome, SiteOutcome):
+                refusal.sites[outcome.site] = None
+    return sorted(found.values(), key=lambda refusal: -refusal.calls)
+
+
+def graphs_cell(stage: StageRecord) -> str:
+    """For example "20 replayed, 4 captured"; the count is left out where all calls ran eager alike."""
+    counts: Counter[str] = Counter()
+    for outcome, calls in stage.outcomes.items():
+        counts[str(outcome)] += calls
+    if not counts:
+        return NONE
+    if len(counts) == 1 and not counts.keys() & {Kind.REPLAYED, Kind.CAPTURED}:
+        return next(iter(counts))
+    return _wrap(f"{calls} {outcome}" for outcome, calls in counts.most_common())
+
+
+def fused_cell(stage: StageRecord) -> str:
+    """Sites that ran fused, then the reasons of those that did not."""
+    fused = dict.fromkeys(site.site for site in stage.sites if site.fused)
+    references = dict.fromkeys(str(site) for site in stage.sites if not site.fused)
+    return _wrap((*fused, *references)) or NONE
+
+
+def _row(stage: StageRecord, *, graphs: str = "", fused: str = "") -> StageRow:
+    p50 = median(stage.walls_ms) if stage.walls_ms else None
+    p95 = percentile(stage.walls_ms, 95) if stage.walls_ms else None
+    busy = NONE if stage.gpu_busy_ms is None or not p50 else f"{100 * stage.gpu_busy_ms / p50:.0f} %"
+    return StageRow(
+        stage=stage.name,
+        p50=_ms(p50),
+        p95=_ms(p95),
+        cold=_ms(stage.cold_ms),
+        launches=NONE if stage.launches is None else str(stage.launches),
+        busy=busy,
+        extra_mb=f"{stage.extra_bytes / 1e6:.0f}",
+        graphs=graphs,
+        fused=fused,
+    )
+
+
+def _ms(value: float | None) -> str:
+    """At least three significant digits; tenths below a second."""
+    if value is None:
+        return NONE
+    digits = 2 if value < 10 else 1 if value < 1000 else 0
+    return f"{value:.{digits}f}"
+
+
+def _wrap(parts: Iterable[str]) -> str:
+    """Join with commas on lines of CELL_WIDTH, never breaking within a part."""
+    glued = ", ".join(part.replace(" ", "\0") for part in parts)
+    lines = textwrap.wrap(glued, CELL_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")

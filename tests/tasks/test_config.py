@@ -1,0 +1,141 @@
+"""The shipped configuration: every documented command composes, and typed fields mean what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accel.errors import ConfigError
+from accel.policy import AccelPolicy
+from accel.site_names import SITE_NAMES
+from pipelines.catalogue import MODELS
+from pipelines.flux3_action.settings import Flux3Settings
+from tasks.config import CONF, compose, config_hash
+
+REPO = CONF.parent
+
+
+def run(*argv: str, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(REPO / "run.py"), *argv], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+COMMANDS = [
+    "model=flux3_action accel=graph+fused",
+    "model=flux2_klein accel=graph accel.max_entries=2",
+    "model=ltx2 accel=segmented accel.max_segments=512",
+    "accel.stages.vae.enable_cuda_graph=false",
+    "accel.fused={swiglu: true};accel.fused.qk_norm_rope=false",
+    "task=verify",
+    "task=bench",
+    "task=serve",
+    "model=flux2_dev",
+    "experiment=droid_lift",
+    *(f"accel={path.stem}" for path in (CONF / "accel").glob("*.yaml")),
+    "logger=quiet weights=hub weights.repo=a/b",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_documented_choice_composes(command: str) -> None:
+    overrides = command.split(";") if ";" in command else command.split()
+    assert compose(*overrides)
+
+
+def test_the_defaults() -> None:
+    config = compose()
+    assert config.model == Flux3Settings()
+    assert config.accel == compose("accel=graph+fused").accel
+    assert config.task.name == "run"
+    assert config.weights.kind == "synthetic"
+    assert (config.size, config.device, config.dtype, config.seed) == ("auto", "auto", "auto", None)
+    assert config.observation is not None
+    assert config.observation.episode == "data/panda_lift"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONF / "accel").glob("*.yaml")])
+def test_accel_files_name_themselves_and_write_out_every_field(name: str) -> None:
+    fields = yaml.safe_load((CONF / "accel" / f"{name}.yaml").read_text())
+    assert fields["name"] == name
+    assert set(fields) == set(AccelPolicy.__dataclass_fields__)
+    assert set(fields["fused"]) == set(SITE_NAMES)
+
+
+def test_graph_and_fused_is_the_union_of_both() -> None:
+    both, graph, fused = (compose(f"accel={name}").accel for name in ("graph+fused", "graph", "fused"))
+    assert (both.enable_cuda_graph, both.fused) == (graph.enable_cuda_graph, fused.fused)
+    assert graph.enable_cuda_graph
+    assert not any(graph.fused.values())
+    assert not fused.enable_cuda_graph
+    assert all(fused.fused.values())
+
+
+def test_one_stage_can_differ() -> None:
+    accel = compose(
+        "accel.stages.vae.enable_cuda_graph=false", "accel.stages.denoising.fused.swiglu=false"
+    ).accel
+    assert not accel.for_stage("vae").enable_cuda_graph
+    assert accel.for_stage("denoising").enable_cuda_graph
+    assert not accel.for_stage("denoising").fused["swiglu"]
+    assert accel.for_stage("denoising").fused["modulate"]
+
+
+def test_the_allowlist_merges() -> None:
+    fused = compose("accel=eager", "accel.fused={swiglu: true}").accel.fused
+    assert fused == {"swiglu": True, "modulate": False, "gated_residual": False, "qk_norm_rope": False}
+
+
+def test_loose_images_as_observation() -> None:
+    observation = compose(
+        "observation.episode=null", "observation.images.wrist=a.png", "observation.state=[0,1.5]"
+    ).observation
+    assert observation is not None
+    assert observation.images == {"wrist": "a.png"}
+    assert observation.state == [0.0, 1.5]
+
+
+def test_models_without_eyes_take_no_observation() -> None:
+    with pytest.raises(ConfigError, match="takes none"):
+        compose("model=ltx2", "observation={episode: x}")
+
+
+def test_free_keys_have_one_place() -> None:
+    assert compose("extras.shelf=3").extras == {"shelf": 3}
+    with pytest.raises(ConfigError, match="unknown key 'shelf'"):
+        compose("+shelf=3")
+
+
+def test_the_hash_follows_settings_and_not_places() -> None:
+    assert config_hash(compose()) == config_hash(compose("output.dir=elsewhere"))
+    assert config_hash(compose()) != config_hash(compose("seed=1"))
+
+
+def test_the_catalogue_knows_every_model_file() -> None:
+    assert set(MODELS) == {path.stem for path in (CONF / "model").glob("*.yaml")}
+
+
+def test_a_typo_costs_two_lines_and_no_torch(tmp_path: Path) -> None:
+    start = time.perf_counter()
+    done = run("accel.max_entires=4", cwd=tmp_path)
+    assert time.perf_counter() - start < 5  # ~0.5 s on an idle machine
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") <= 2
+    assert "did you mean 'accel.max_entries'?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    probe = "import sys, tasks.command_line, tasks.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], cwd=REPO, timeout=60).returncode == 0
+
+
+def test_show_and_help_print_the_configuration() -> None:
+    shown = run("--cfg", "job", "accel.stages.vae.enable_cuda_graph=false")
+    assert shown.returncode == 0
+    assert yaml.safe_load(shown.stdout)["accel"]["stages"] == {"vae": {"enable_cuda_graph": False}}
+    helped = run("--help")
+    assert helped.returncode == 0
+    assert "accel: auto, compile, eager, fused, graph, graph+fused, segmented" in helped.stdout

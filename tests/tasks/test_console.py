@@ -1,0 +1,223 @@
+"""What the user reads: header, table, refusals, and no escapes where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from accel.policy import AccelPolicy
+from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
+from pipelines.pipeline import PipelineDescription
+from tasks.console import RunConsole
+from tasks.environment import device_facts, software
+from tasks.stage_table import refusals, stage_rows, total_row
+
+SITES = ("swiglu", "modulate", "gated_residual", "qk_norm_rope")
+POLICY = AccelPolicy(
+    name="graph+fused",
+    enable_cuda_graph=True,
+    graph_mode="full",
+    max_entries=8,
+    max_segments=256,
+    on_full="eager",
+    strict=False,
+    fused=dict.fromkeys(SITES, True),
+    stages={},
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def timed(record: StageRecord, *walls: float) -> StageRecord:
+    for wall in walls:
+        record.add_wall(wall)
+    return record
+
+
+def cpu_record() -> RunRecord:
+    record = RunRecord()
+    for name in ("text_encoding", "observation_encoding", "denoising"):
+        stage = timed(record.stage(name), 30.0, *(10.0 + n for n in range(5)))
+        stage.outcomes[Outcome(Kind.EAGER, Reason.NO_CUDA)] = 24
+        for site in SITES:
+            stage.sites[SiteOutcome(site, False, Reason.NO_CUDA)] = 8
+    timed(record.stage("action_decoding"), 0.1, *[0.05] * 5)
+    return record
+
+
+def cuda_record() -> RunRecord:
+    record = RunRecord()
+    stage = timed(record.stage("denoising"), 900.0, *[100.0] * 5)
+    stage.outcomes[Outcome(Kind.REPLAYED)] = 20
+    stage.outcomes[Outcome(Kind.CAPTURED)] = 4
+    stage.outcomes[Outcome(Kind.EAGER, Reason.CAPTURE_FAILED, "aten::item in velocity")] = 1
+    stage.outcomes[Outcome(Kind.EAGER, Reason.CAPTURE_FAILED, "aten::nonzero in velocity")] = 1
+    for site in SITES[:3]:
+        stage.sites[SiteOutcome(site, True)] = 8
+    stage.sites[SiteOutcome("qk_norm_rope", False, Reason.MISMATCH, "index 3: 0x3f81 vs 0x3f80")] = 8
+    stage.launches, stage.gpu_busy_ms, stage.extra_bytes = 1234, 93.0, 123_000_000
+    return record
+
+
+def shown(record: RunRecord, *, kind: str = "plain", file: io.StringIO | None = None, unequal=()) -> str:
+    file = file or io.StringIO()
+    with RunConsole(kind, file=file) as console:
+        console.report(record, timed(StageRecord("request"), 920.0, *[110.0] * 5), unequal=unequal)
+    return file.getvalue()
+
+
+def line(text: str, start: str) -> str:
+    return next(row for row in text.splitlines() if row.startswith(start))
+
+
+def test_cpu_run_says_why_nothing_was_accelerated() -> None:
+    text = shown(cpu_record())
+    row = line(text, "observation_encoding")
+    assert row.split() == [
+        "observation_encoding",
+        *("12.0", "13.8", "30.0"),
+        *("eager", "(no_cuda)"),
+        *("reference", "(no_cuda)"),
+    ]
+    assert "launches" not in text
+    assert "eager (no_cuda) x72: text_encoding, observation_encoding, denoising" in text
+
+
+def test_total_row_is_the_whole_request() -> None:
+    assert line(shown(cpu_record()), "total").split() == ["total", "110.0", "110.0", "920.0"]
+
+
+def test_cuda_run_shows_launches_busy_share_and_memory() -> None:
+    text = shown(cuda_record())
+    assert line(text, "denoising").split() == [
+        "denoising",
+        "100.0",
+        "100.0",
+        "900.0",
+        "1234",
+        "93",
+        "%",
+        "123",
+    ]
+    assert "20 replayed, 4 captured," in text
+    assert "2 eager (capture_failed)" in text
+
+
+def test_refusals_name_reason_detail_and_site() -> None:
+    text = shown(cuda_record())
+    assert "eager (capture_failed) x1: denoising\n      aten::item in velocity" in text
+    assert "reference (mismatch) x8: qk_norm_rope in denoising\n      index 3: 0x3f81 vs 0x3f80" in text
+
+
+def test_switched_off_is_not_a_refusal() -> None:
+    record = RunRecord()
+    stage = timed(record.stage("denoising"), 1.0, 1.0)
+    stage.outcomes[Outcome(Kind.EAGER, Reason.DISABLED)] = 4
+    stage.sites[SiteOutcome("swiglu", False, Reason.DISABLED)] = 4
+    assert refusals(record) == []
+    (row,) = stage_rows(record)
+    assert (row.graphs, row.fused) == ("eager (disabled)", "reference (disabled)")
+
+
+def test_unequal_repeats_are_said() -> None:
+    text = shown(cpu_record(), unequal=["denoising.video_tokens"])
+    assert "UNEQUAL between 6 like requests: denoising.video_tokens" in text
+    assert "all outputs equal" not in text
+    assert "6 like requests: all outputs equal, bit for bit" in shown(cpu_record())
+
+
+def test_cold_request_alone_has_a_table_too() -> None:
+    record = RunRecord()
+    timed(record.stage("denoising"), 12.5)
+    row = total_row(record, timed(StageRecord("request"), 13.0))
+    assert (row.p50, row.p95, row.cold) == ("-", "-", "13.0")
+
+
+@pytest.mark.parametrize("record", [cpu_record(), cuda_record()], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["plain", "rich"])
+def test_piped_output_is_plain_and_80_columns_wide(record: RunRecord, kind: str) -> None:
+    text = shown(record, kind=kind)
+    assert "\x1b" not in text
+    assert "…" not in text
+    assert all(
+        len(row) <= 80 for row in text.splitlines() if "not accelerated" not in row and " x" not in row
+    )
+
+
+def test_environment_variables_do_not_change_plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = shown(cuda_record())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert shown(cuda_record()) == before
+
+
+def test_terminal_gets_bars_and_colour() -> None:
+    file = Terminal()
+    with RunConsole("rich", file=file) as console:
+        console.progress.start("loading", 2)
+        console.progress.advance("loading", 2)
+        console.progress.finish("loading")
+    assert "loading" in file.getvalue()
+    assert "2/2" in file.getvalue()
+    assert "\x1b" in file.getvalue()
+
+
+def test_plain_progress_is_one_line_a_piece() -> None:
+    file = io.StringIO()
+    with RunConsole("plain", file=file) as console:
+        console.progress.start("warm-up", 1)
+        console.progress.start("denoising", 4)
+        console.progress.advance("denoising", 4)
+        console.progress.finish("denoising")
+        console.progress.advance("warm-up")
+        console.progress.finish("warm-up")
+    assert [row.split()[:4] for row in file.getvalue().splitlines()] == [
+        ["denoising", "4", "of", "4"],
+        ["warm-up", "1", "of", "1"],
+    ]
+
+
+def test_quiet_prints_the_folder_alone() -> None:
+    file = io.StringIO()
+    shown(cpu_record(), kind="quiet", file=file)
+    with RunConsole("quiet", file=file) as console:
+        console.header(config_hash="ab", accel=POLICY, software=software())
+        console.progress.start("loading", 1)
+        console.progress.finish("loading")
+        console.written(Path("outputs/1"), ["actions.npy"])
+    assert file.getvalue() == "outputs/1\n"
+
+
+def test_header_says_what_runs_and_what_it_is_worth() -> None:
+    file = io.StringIO()
+    description = PipelineDescription(
+        model="flux3_action",
+        size="tiny",
+        size_reason="auto: no CUDA",
+        weights="synthetic, seed 0",
+        device="cpu",
+        dtype="fp32",
+        outputs_mean_nothing=True,
+    )
+    with RunConsole("plain", file=file) as console:
+        console.header(config_hash="0123456789ab", accel=POLICY, software=software())
+        console.pipeline(description, device_facts("cpu"))
+    text = file.getvalue()
+    for part in ("0123456789ab", "graph+fused", "torch 2", "flux3_action, size tiny (auto: no CUDA)", "cpu,"):
+        assert part in text
+    assert "the outputs mean nothing" in text
+
+
+def test_environment_names_no_host_user_or_home() -> None:
+    import getpass
+    import socket
+
+    text = f"{software()} {device_facts('cpu')}"
+    assert socket.gethostname() not in text
+    assert str(Path.home()) + "/" not in text
+    assert f"/{getpass.getuser()}" not in text
