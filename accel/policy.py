@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 GraphMode = Literal["full", "segmented"]
 OnFull = Literal["eager", "evict"]
+Loop = Literal["auto", "step", "chain", "whole"]
+Capture = Literal["lazy", "explicit"]
+Megabytes = Annotated[int, Meta(ge=1)]
 Entries = Annotated[int, Meta(ge=1, le=256)]
 Segments = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -32,6 +35,11 @@ class StagePolicy:
     max_segments: segments allowed in one broken graph.
     on_full: with `max_entries` graphs live, run new signatures `eager` or `evict` the
         least recently replayed graph.
+    loop: how a stage's loop is captured: `step`, every step's network call alone; `chain`, a whole
+        step with its state kept in place; `whole`, all steps as one graph; `auto`, the stage's own
+        choice.
+    capture: `lazy` captures whenever a new signature is called; `explicit` during warm-up only.
+    memory_budget_mb: device memory that the stage's graphs may hold, MiB; `None` is unbounded.
     fused: site name -> allowed; see `accel.fusion.registry`.
     """
 
@@ -40,6 +48,9 @@ class StagePolicy:
     max_entries: int
     max_segments: int
     on_full: OnFull
+    loop: Loop = "auto"
+    capture: Capture = "lazy"
+    memory_budget_mb: int | None = None
     fused: Mapping[str, bool]
 
 
@@ -52,6 +63,9 @@ class StageOverride:
     max_entries: Entries | None = None
     max_segments: Segments | None = None
     on_full: OnFull | None = None
+    loop: Loop | None = None
+    capture: Capture | None = None
+    memory_budget_mb: Megabytes | None = None
     fused: dict[str, bool] = field(default_factory=dict)
 
 
@@ -60,6 +74,7 @@ class AccelPolicy:
     """The resolved `accel` node. Field meanings as in `StagePolicy`.
 
     name: which `conf/accel/*.yaml` it came from, for reports.
+    manifest: file of signatures that were used before, captured at load and written at the end.
     strict: turn every unplanned `eager` into exit code 3.
     stages: stage name -> what that stage sets differently.
     """
@@ -70,6 +85,10 @@ class AccelPolicy:
     max_entries: Entries
     max_segments: Segments
     on_full: OnFull
+    loop: Loop = "auto"
+    capture: Capture = "lazy"
+    memory_budget_mb: Megabytes | None = None
+    manifest: str | None = None
     strict: bool
     fused: dict[str, bool]
     stages: dict[str, StageOverride]
@@ -83,6 +102,9 @@ class AccelPolicy:
             max_entries=_first(own.max_entries, self.max_entries),
             max_segments=_first(own.max_segments, self.max_segments),
             on_full=_first(own.on_full, self.on_full),
+            loop=_first(own.loop, self.loop),
+            capture=_first(own.capture, self.capture),
+            memory_budget_mb=_first(own.memory_budget_mb, self.memory_budget_mb),
             fused={**self.fused, **own.fused},
         )
 

@@ -205,8 +205,8 @@ def _markdown(report: dict[str, Any]) -> str:
         "",
         f"{report['date']}. {_facts(device)}. {_facts(software_)}.",
         "Command: `python docs/benchmarks/flux3_action.py OUT_FOLDER`. Synthetic bf16 weights, DROID shapes,",
-        "4 steps, guidance 4.0 / 1.0; every request encodes its prompt and the empty caption anew. Medians of "
-        f"{len(report['arms']['eager']['walls_ms'])} requests, policies in turn A B B A in one process.",
+        "4 steps, guidance 4.0 / 1.0; every request encodes its prompt and the empty caption anew. "
+        f"Medians of {len(report['arms']['eager']['walls_ms'])} requests, policies in turn A B B A in one process.",
         "",
         "| Policy | request p50 ms | p95 ms | speed-up | launches | GPU busy ms | wall / busy | extra MB "
         "| capture s | equal to eager |",
