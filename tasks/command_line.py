@@ -91,7 +91,7 @@ def preflight(
 def _parse(argv: Sequence[str]) -> Any:
     parser = get_args_parser()
     parser.error = _refuse_flag  # type: ignore[method-assign]
-    args = parser.parse_args(list(argv))
+    args = parser.parse_intermixed_args(list(argv))  # flags may stand anywhere
     modes = {text.split("=")[1].upper() for text in args.overrides if text.startswith("hydra.mode=")}
     args.multirun = args.multirun or "MULTIRUN" in modes
     return args
