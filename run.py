@@ -1,60 +1,37 @@
 """The command: check it, let Hydra compose it, hand each job to its task.
 
 Exit codes: 0 fine, 1 a fault or a failed job of a sweep, 2 a mistake in the configuration or an
-input, 3 `accel.strict` found something eager, 130 Ctrl-C.
+input, or nothing set up yet, 3 `accel.strict` found something eager, 129 the terminal was closed,
+130 Ctrl-C, 143 SIGTERM.
 """
 
-import importlib
+from __future__ import annotations
+
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
-
-from accel.errors import SamebitError
-from tasks import config, sweep
-from tasks.command_line import preflight
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def run(cfg: DictConfig) -> None:
-    """One job, in the folder that Hydra made for it."""
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        sweep.run_isolated(lambda: run_task(cfg, folder), folder)
-        return
-    try:
-        run_task(cfg, folder)
-    except SamebitError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    """One job. Stands here because Hydra names the log and looks for `conf` after this file."""
+    from tasks.command import run_job
 
-
-def run_task(cfg: DictConfig, folder: Path) -> None:
-    chosen = config.resolve(cfg)
-    task = importlib.import_module(f"tasks.{chosen.task.name}")  # loads torch, so not before the checks
-    task.main(chosen, folder=folder)
+    run_job(cfg)
 
 
 def main() -> int:
     try:
-        plan = preflight(
-            sys.argv[1:], config_dir=config.CONF, check=config.build, check_runnable=config.build_runnable
-        )
-    except SamebitError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    sys.argv[1:] = plan.argv
-    try:
-        run()
+        from tasks.command import execute  # what has to be installed is imported here
+
+        return execute(run)
+    except ModuleNotFoundError as error:
+        print(f"{error}. Set up once with: make run. Then use .venv/bin/python run.py", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        code = 130
-    else:
-        code = 0
-    failed = sweep.summarise(plan.jobs, plan.sweep_folder) if plan.sweep_folder else 0
-    return code or failed
+        print("Interrupted.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+# What acceleration may do to the bits of a result: nothing. There is no other tier.
+TIER = "exact"
+
 
 class Reason(StrEnum):
     """Why a region ran eager, or a site ran its reference expression."""
@@ -31,6 +34,10 @@ class Reason(StrEnum):
     CANARY_MISMATCH = "canary_mismatch"
     REPLAY_FAILED = "replay_failed"
     TOO_MANY_SEGMENTS = "too_many_segments"
+    BREAK_IN_SIDE_STREAM = "break_in_side_stream"
+    GUARD_FAILED = "guard_failed"
+    NOT_WARMED = "not_warmed"
+    OVER_BUDGET = "over_budget"
     NOT_WORTH_IT = "not_worth_it"
     OOM = "oom"
     # Fusion sites only
@@ -85,9 +92,12 @@ class StageRecord:
 
     cold_ms: wall time of the first call, captures and verification included.
     walls_ms: wall times of later calls, device synchronised at both ends.
-    launches, gpu_busy_ms: one profiled call; `None` where there is no CUDA.
+    launches, gpu_busy_ms, host_launches: one profiled call; `None` where there is no CUDA. See
+        `accel.measure.profile.DeviceActivity`.
     extra_bytes: device memory held by the stage's graphs and static buffers.
     capture_ms: time spent capturing, summed.
+    entries: live graphs. evictions: graphs that made room for others.
+    breaks: where segmented graphs leave the device to Python, "file:line op (kind)", in order.
     """
 
     name: str
@@ -97,8 +107,19 @@ class StageRecord:
     sites: Counter[SiteOutcome] = field(default_factory=Counter)
     launches: int | None = None
     gpu_busy_ms: float | None = None
+    host_launches: int | None = None
     extra_bytes: int = 0
     capture_ms: float = 0.0
+    entries: int = 0
+    evictions: int = 0
+    breaks: list[str] = field(default_factory=list)
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Replayed calls over all region calls, 0..1; `None` for a stage without region calls."""
+        calls = sum(self.outcomes.values())
+        replayed = sum(n for outcome, n in self.outcomes.items() if outcome.kind is Kind.REPLAYED)
+        return replayed / calls if calls else None
 
     def add_wall(self, ms: float) -> None:
         """The first call is cold; the rest are steady state."""
@@ -111,20 +132,26 @@ class StageRecord:
         """JSON-ready form; counters become lists of rows."""
         return {
             "name": self.name,
+            "tier": TIER,
             "cold_ms": self.cold_ms,
             "walls_ms": self.walls_ms,
             "outcomes": [
-                {"kind": o.kind, "reason": o.reason, "detail": o.detail, "count": n}
+                {"kind": o.kind.value, "reason": _text(o.reason), "detail": o.detail, "count": n}
                 for o, n in self.outcomes.items()
             ],
+            "hit_ratio": self.hit_ratio,
             "sites": [
-                {"site": s.site, "fused": s.fused, "reason": s.reason, "detail": s.detail, "count": n}
+                {"site": s.site, "fused": s.fused, "reason": _text(s.reason), "detail": s.detail, "count": n}
                 for s, n in self.sites.items()
             ],
             "launches": self.launches,
             "gpu_busy_ms": self.gpu_busy_ms,
+            "host_launches": self.host_launches,
             "extra_bytes": self.extra_bytes,
             "capture_ms": self.capture_ms,
+            "entries": self.entries,
+            "evictions": self.evictions,
+            "breaks": self.breaks,
         }
 
 
@@ -140,3 +167,7 @@ class RunRecord:
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [stage.to_dict() for stage in self.stages.values()]
+
+
+def _text(reason: Reason | None) -> str | None:
+    return None if reason is None else reason.value

@@ -7,21 +7,26 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from accel.errors import ConfigError
 from accel.fusion.scope import fusion_scope
-from accel.graphs.backend import GraphBackend
+from accel.graphs.backend import CapturedGraph, GraphBackend
+from accel.graphs.cache import MemoryBudget
+from accel.graphs.capture import Record
 from accel.graphs.cuda import CudaBackend
 from accel.graphs.modules import ModuleWatch
+from accel.graphs.results import Outputs
+from accel.graphs.segmented import SegmentedRecorder
 from accel.graphs.whole import WholeGraph
+from accel.loops import BoundLoop, ChainLoop, StepLoop, WholeLoop
 from accel.measure.timing import wall_timer
 from accel.policy import AccelPolicy, StagePolicy
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome
-from accel.region import regions_of
+from accel.region import LoopBody, loop_bodies_of, regions_of
 
 # Eager by request, or part of a graph that encloses the call.
 _PLANNED = (Reason.DISABLED, Reason.NESTED_CAPTURE)
@@ -36,6 +41,20 @@ class BindableStage(Protocol):
     def name(self) -> str: ...
 
     def modules(self) -> Mapping[str, nn.Module]: ...
+
+
+@dataclass(frozen=True)
+class BoundRegion:
+    """A function that the runner captures: a region, or what a loop made of its body.
+
+    call: the function with graphs, fusion scope and record; it carries the function's own signature
+        and annotations.
+    """
+
+    stage: str
+    name: str
+    graph: WholeGraph
+    call: Callable[..., Any]
 
 
 class Runner:
@@ -53,38 +72,32 @@ class Runner:
         self._policy = policy
         self._device = device
         self._backend = CudaBackend(device) if backend is None and device.type == "cuda" else backend
-        self._graphs: defaultdict[str, list[WholeGraph]] = defaultdict(list)
-        # Capture time of earlier records, by stage.
-        self._captured_before: defaultdict[str, float] = defaultdict(float)
+        self._regions: defaultdict[str, list[BoundRegion]] = defaultdict(list)
+        self._breaks: defaultdict[str, list[str]] = defaultdict(list)
+        # What earlier records told, by stage.
+        self._told: defaultdict[str, _Spent] = defaultdict(_Spent)
+
+    @property
+    def regions(self) -> list[BoundRegion]:
+        """Everything bound so far that may be captured, in order."""
+        return [region for regions in self._regions.values() for region in regions]
 
     def bind(self, stage: BindableStage) -> None:
-        """Replace every region of this stage object by its accelerated form.
-
-        Raises: ConfigError for a graph mode that this version does not run.
-        """
+        """Replace every region and loop body of this stage object by its accelerated form."""
         policy = self._policy.for_stage(stage.name)
-        if policy.enable_cuda_graph and policy.graph_mode != "full":
-            raise ConfigError(
-                f"accel.graph_mode={policy.graph_mode} (stage '{stage.name}') is not available in this "
-                "version; use accel.graph_mode=full or accel=graph."
-            )
-        allowed = frozenset(site for site, on in policy.fused.items() if on)
-        watch: ModuleWatch | None = None
-        for region, method in regions_of(stage):
-            call = self._eager(method, policy)
-            if policy.enable_cuda_graph and self._backend is not None:
-                watch = watch or ModuleWatch(stage.modules, self._backend.device)
-                graph = WholeGraph(
-                    method,
-                    name=f"{stage.name}.{region}",
-                    backend=self._backend,
-                    watch=watch,
-                    policy=policy,
-                    fused=allowed,
-                )
-                self._graphs[stage.name].append(graph)
-                call = graph.call
-            setattr(stage, region, self._recorded(method, call, stage.name, allowed))
+        backend = self._backend if policy.enable_cuda_graph else None
+        watch = None if backend is None else ModuleWatch(stage.modules, backend.device)
+        bound = _BoundStage(stage.name, policy, backend, watch)
+        for name, method in regions_of(stage):
+            setattr(stage, name, self._accelerated(bound, name, method))
+        for body in loop_bodies_of(stage):
+            setattr(stage, body.name, self._bound_loop(bound, body))
+
+    def finish_warm_up(self) -> None:
+        """From now on stages with `capture=explicit` replay the graphs they have and capture no more."""
+        for region in self.regions:
+            if self._policy.for_stage(region.stage).capture == "explicit":
+                region.graph.allow_capture = False
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -96,51 +109,140 @@ class Runner:
     def new_record(self) -> RunRecord:
         """Start a fresh record and return it; graphs stay."""
         self.record = RunRecord()
-        self._captured_before.update({stage: self._captured_ms(stage) for stage in self._graphs})
+        self._told.update({stage: self._spent(stage) for stage in self._regions})
         return self.record
 
     def strict_violations(self) -> list[str]:
-        """What the record shows as eager or unfused though it was to be accelerated, one line each."""
-        lines = []
+        """What the record shows as eager or unfused though it was to be accelerated.
+
+        One line for each stage and reason, e.g. "denoising: reference (mismatch): swiglu, modulate".
+        """
+        found: dict[tuple[str, str, str], list[str]] = {}
         for stage in self.record.stages.values():
             outcomes: tuple[Outcome | SiteOutcome, ...] = (*stage.outcomes, *stage.sites)
             for outcome in outcomes:
-                if outcome.reason is not None and outcome.reason not in _PLANNED:
-                    lines.append(": ".join(filter(None, (stage.name, str(outcome), outcome.detail))))
-        return lines
+                if outcome.reason is None or outcome.reason in _PLANNED:
+                    continue
+                sites = found.setdefault((stage.name, str(outcome), outcome.detail), [])
+                if isinstance(outcome, SiteOutcome):
+                    sites.append(outcome.site)
+        return [
+            ": ".join(filter(None, (stage_name, outcome_text, ", ".join(sites), detail)))
+            for (stage_name, outcome_text, detail), sites in found.items()
+        ]
 
     def close(self) -> None:
         """Free all graphs and fixed inputs. Bound stages still run, and capture anew when called."""
-        for graphs in self._graphs.values():
-            for graph in graphs:
-                graph.close()
+        for region in self.regions:
+            region.graph.close()
 
-    def _captured_ms(self, stage: str) -> float:
-        return sum(graph.capture_ms for graph in self._graphs[stage])
+    def _bound_loop(self, stage: _BoundStage, body: LoopBody) -> BoundLoop:
+        accelerate = functools.partial(self._accelerated, stage, body.name)
+        mode = body.mode if stage.policy.loop == "auto" else stage.policy.loop
+        if stage.backend is None or mode == "step":
+            return StepLoop(body.method, accelerate)
+        if mode == "whole":
+            return WholeLoop(body.method, accelerate)
+        return ChainLoop(body.method, accelerate, stage.backend)
 
-    def _eager(self, method: Callable[..., Any], policy: StagePolicy) -> Call:
-        reason = Reason.NO_CUDA if policy.enable_cuda_graph else Reason.DISABLED
-        outcome = Outcome(Kind.EAGER, reason)
-        return lambda args, kwargs: (method(*args, **kwargs), outcome)
-
-    def _recorded(
-        self, method: Callable[..., Any], call: Call, stage: str, allowed: frozenset[str]
+    def _accelerated(
+        self,
+        stage: _BoundStage,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        outputs: Outputs = "clone",
     ) -> Callable[..., Any]:
-        """`call` in the form of the method, inside the stage's fusion scope."""
+        if stage.backend is None:
+            return self._recorded(stage, fn, _eager(fn, stage.policy))
+        assert stage.watch is not None
+        graph = WholeGraph(
+            fn,
+            name=f"{stage.name}.{name}",
+            backend=stage.backend,
+            watch=stage.watch,
+            policy=stage.policy,
+            fused=stage.allowed,
+            record=self._recorder(stage, stage.backend, name=f"{stage.name}.{name}"),
+            outputs=outputs,
+            budget=stage.budget,
+        )
+        call = self._recorded(stage, fn, graph.call)
+        self._regions[stage.name].append(BoundRegion(stage.name, name, graph, call))
+        return call
+
+    def _recorder(self, stage: _BoundStage, backend: GraphBackend, *, name: str) -> Record:
+        if stage.policy.graph_mode == "full":
+            return backend.capture
+        recorder = SegmentedRecorder(backend, max_segments=stage.policy.max_segments, name=name)
+
+        def record(fn: Callable[[], Any], pool: Any) -> CapturedGraph:
+            graph = recorder(fn, pool)
+            self._breaks[stage.name] += map(str, graph.breaks)
+            return graph
+
+        return record
+
+    def _recorded(self, stage: _BoundStage, fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
+        """`call` in the form of `fn`, inside the stage's fusion scope."""
 
         def observe(outcome: SiteOutcome) -> None:
             with self._lock:
-                self.record.stage(stage).sites[outcome] += 1
+                self.record.stage(stage.name).sites[outcome] += 1
 
-        @functools.wraps(method)
+        @functools.wraps(fn)
         def region(*args: Any, **kwargs: Any) -> Any:
-            with fusion_scope(allowed, observe):
+            with fusion_scope(stage.allowed, observe):
                 value, outcome = call(args, kwargs)
             with self._lock:
-                record = self.record.stage(stage)
-                record.outcomes[outcome] += 1
-                record.extra_bytes = sum(graph.extra_bytes for graph in self._graphs[stage])
-                record.capture_ms = self._captured_ms(stage) - self._captured_before[stage]
+                self.record.stage(stage.name).outcomes[outcome] += 1
+                self._describe_graphs(stage.name)
             return value
 
         return region
+
+    def _describe_graphs(self, stage: str) -> None:
+        record, graphs = self.record.stage(stage), [region.graph for region in self._regions[stage]]
+        spent, told = self._spent(stage), self._told[stage]
+        record.extra_bytes = sum(graph.extra_bytes for graph in graphs)
+        record.entries = sum(map(len, graphs))
+        record.capture_ms = spent.capture_ms - told.capture_ms
+        record.breaks = list(self._breaks[stage])
+        record.evictions = spent.evictions - told.evictions
+
+    def _spent(self, stage: str) -> _Spent:
+        graphs = [region.graph for region in self._regions[stage]]
+        return _Spent(sum(g.capture_ms for g in graphs), sum(g.evictions for g in graphs))
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Totals of a stage's graphs since it was bound."""
+
+    capture_ms: float = 0.0
+    evictions: int = 0
+
+
+@dataclass(frozen=True)
+class _BoundStage:
+    """backend, watch: `None` where the policy or the device allows no graphs."""
+
+    name: str
+    policy: StagePolicy
+    backend: GraphBackend | None
+    watch: ModuleWatch | None
+
+    @functools.cached_property
+    def budget(self) -> MemoryBudget:
+        """Shared by the graphs of the stage."""
+        return MemoryBudget(self.policy.memory_budget_mb)
+
+    @functools.cached_property
+    def allowed(self) -> frozenset[str]:
+        """Sites that may fuse."""
+        return frozenset(site for site, on in self.policy.fused.items() if on)
+
+
+def _eager(fn: Callable[..., Any], policy: StagePolicy) -> Call:
+    outcome = Outcome(Kind.EAGER, Reason.NO_CUDA if policy.enable_cuda_graph else Reason.DISABLED)
+    return lambda args, kwargs: (fn(*args, **kwargs), outcome)

@@ -10,7 +10,7 @@ import torch
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy
 from pipelines.catalogue import MODELS, require_available
-from pipelines.pipeline import Pipeline, Placement
+from pipelines.pipeline import Pipeline, Placement, current_device
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.weights_config import WeightsConfig
 
@@ -35,31 +35,24 @@ class BuildConfig(Protocol):
 def build(config: BuildConfig, *, progress: Progress = NULL_PROGRESS) -> Pipeline[Any, Any]:
     """Load the model and bind it to its acceleration policy.
 
+    Float32 products keep float32 precision (no TF32) in this process from here on.
     Raises: ConfigError for a model or device that can't be used, CheckpointError for weights,
         DeviceMemoryError before anything is allocated.
     """
     require_available(config.model.name)
     loader = MODELS[config.model.name].loader
     assert loader is not None
-    pipeline: Pipeline[Any, Any] = import_module(loader).load(
-        config, placement=_place(config), progress=progress
-    )
+    _keep_float32_precision()
+    placement = _place(config)
+    with current_device(placement.device):
+        pipeline: Pipeline[Any, Any] = import_module(loader).load(
+            config, placement=placement, progress=progress
+        )
     return pipeline
 
 
-def _place(config: BuildConfig) -> Placement:
-    device = _device(config.device)
-    size, reason = _size(config, device)
-    on_cuda = device.type == "cuda"
-    dtype = {
-        "bf16": torch.bfloat16,
-        "fp32": torch.float32,
-        "auto": torch.bfloat16 if on_cuda else torch.float32,
-    }
-    return Placement(device=device, dtype=dtype[config.dtype], size=size, size_reason=reason)
-
-
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises: ConfigError if there is none."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     device = torch.device(name)
@@ -69,6 +62,25 @@ def _device(name: str) -> torch.device:
             raise ConfigError(f"device={name}: this machine has {count} CUDA devices. Use device=auto.")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def _keep_float32_precision() -> None:
+    """Both of torch's ways to say it, so that neither a default nor an environment variable decides."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.fp32_precision = "ieee"
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def _place(config: BuildConfig) -> Placement:
+    device = choose_device(config.device)
+    size, reason = _size(config, device)
+    on_cuda = device.type == "cuda"
+    dtype = {
+        "bf16": torch.bfloat16,
+        "fp32": torch.float32,
+        "auto": torch.bfloat16 if on_cuda else torch.float32,
+    }
+    return Placement(device=device, dtype=dtype[config.dtype], size=size, size_reason=reason)
 
 
 def _size(config: BuildConfig, device: torch.device) -> tuple[Literal["tiny", "full"], str]:

@@ -10,9 +10,8 @@ from msgspec import Meta
 from accel.errors import ConfigError
 from accel.site_names import SITE_NAMES
 from pipelines.flux3_action.settings import Flux3Settings
+from pipelines.number_types import Count, NonNegative, Positive
 
-Count = Annotated[int, Meta(ge=1)]
-Scale = Annotated[float, Meta(ge=0)]
 Pixels = Annotated[int, Meta(ge=32, multiple_of=32, description="a multiple of 32, at least 32")]
 
 
@@ -28,7 +27,7 @@ class Flux2Settings:
     height: Pixels = 1024
     width: Pixels = 1024
     steps: Count
-    guidance: Scale
+    guidance: NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +43,10 @@ class Ltx2Settings:
     height: Pixels = 512
     width: Pixels = 768
     frames: Count = 121
-    fps: Annotated[float, Meta(gt=0)] = 24.0
+    fps: Positive = 24.0
     steps: Count = 30
-    guidance: Scale = 3.0
-    guidance_audio: Scale = 7.0
+    guidance: NonNegative = 3.0
+    guidance_audio: NonNegative = 7.0
 
     def __post_init__(self) -> None:
         if self.frames % 8 != 1:
@@ -56,7 +55,7 @@ class Ltx2Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """settings: type of the `model` node. stages: names that `accel.stages` may use.
+    """settings: type of the `model` node. stages: those with regions, which `accel.stages` may name.
     sites: fusion sites of its code. observes: takes an `observation`.
     loader: module whose `load` makes the pipeline; `None` where this version can't run the model.
     """
@@ -73,7 +72,7 @@ _FLUX2 = Model(settings=Flux2Settings, stages=("text_encoding", "denoising", "va
 MODELS = {
     "flux3_action": Model(
         settings=Flux3Settings,
-        stages=("text_encoding", "vae", "observation_encoding", "denoising", "action_decoding"),
+        stages=("text_encoding", "vae", "observation_encoding", "denoising"),
         observes=True,
         loader="pipelines.flux3_action.pipeline",
     ),

@@ -12,6 +12,11 @@ from accel.errors import DeviceMemoryError
 
 _GIB = 2**30
 
+# What activations, workspaces and other programs need beside the weights: this share of the device's
+# memory, or these bytes where they are more; but for small models no more than the weights take.
+_MARGIN_SHARE = 0.1
+_MARGIN_BYTES = 2 * _GIB
+
 
 def module_bytes(module: nn.Module) -> int:
     """Bytes of the parameters and buffers. Works on the meta device, where nothing is allocated."""
@@ -24,27 +29,41 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _ram("MemAvailable", "SC_AVPHYS_PAGES")
+
+
+def total_bytes(device: torch.device) -> int:
+    """Bytes of the device's memory; RAM for the CPU."""
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        return total
+    return _ram("MemTotal", "SC_PHYS_PAGES")
 
 
 def require_fits(needed: Mapping[str, int], device: torch.device) -> None:
-    """Refuse components that do not fit together.
+    """Refuse components that do not fit together, with a margin for what runs on them.
 
-    needed: component name -> bytes.
-    Raises: DeviceMemoryError with one line per component and the free amount.
+    needed: component name -> bytes. The margin is 10 % of the device's memory or 2 GiB, whichever is
+    more, but at most the bytes of the components.
+    Raises: DeviceMemoryError with one line per component, the margin and the free amount.
     """
-    total, free = sum(needed.values()), free_bytes(device)
-    if total <= free:
+    weights, free = sum(needed.values()), free_bytes(device)
+    margin = min(weights, max(int(_MARGIN_SHARE * total_bytes(device)), _MARGIN_BYTES))
+    if weights + margin <= free:
         return
-    width = max(len(name) for name in (*needed, "needed"))
-    rows = (*needed.items(), ("needed", total), ("free", free))
-    table = "\n".join(f"  {name:<{width}}  {amount / _GIB:8.2f} GiB" for name, amount in rows)
+    rows = {**needed, "needed": weights, "margin": margin, "free": free}
+    width = max(map(len, rows))
+    table = "\n".join(f"  {name:<{width}}  {amount / _GIB:8.2f} GiB" for name, amount in rows.items())
     raise DeviceMemoryError(
-        f"The weights do not fit {device}:\n{table}\n"
+        f"The weights, with a margin for activations, do not fit {device}:\n{table}\n"
         "Use a smaller variant (fp8r), size=tiny, a device with more memory, or end what fills it."
     )
+
+
+def _ram(line_name: str, pages_name: str) -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next(line for line in lines if line.startswith(f"{line_name}:"))
+        return int(found.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf(pages_name) * os.sysconf("SC_PAGE_SIZE")

@@ -40,7 +40,7 @@ class HubId:
         """Split at the first `@`, then at the first `:`. Raises: CheckpointError if it is no hub id."""
         place, _, revision = spec.partition("@")
         repo, _, part = place.partition(":")
-        if not _REPO_ID.fullmatch(repo) or ".." in repo or ".." in part.split("/") or part.startswith("/"):
+        if not _REPO_ID.fullmatch(repo) or ".." in repo or not _is_inside(part):
             raise CheckpointError(
                 f"'{spec}': no such path, and not a hub id either. Use an existing path or "
                 "repo_id[:file_or_subfolder][@revision]."
@@ -76,18 +76,21 @@ class Hub:
         Raises: CheckpointError naming the id and the remedy.
         """
         part = where.part or ""
-        folder = self._snapshot(where, [f"{part}/{name}" if part else name for name in files]) / part
+        inside = f"{part}/" if part else ""
+        # A `*` of the hub matches slashes too: folders below may hold other weights of many GB.
+        folder = self._snapshot(where, [inside + name for name in files], ignore=f"{inside}*/*") / part
         if not folder.is_dir() or not any(folder.iterdir()):
             raise CheckpointError(f"'{where}': no model files there. Check the subfolder and the revision.")
         return folder
 
-    def _snapshot(self, where: HubId, patterns: list[str]) -> Path:
+    def _snapshot(self, where: HubId, patterns: list[str], *, ignore: str | None = None) -> Path:
         with _explained(where):
             return Path(
                 snapshot_download(
                     where.repo,
                     revision=where.revision,
                     allow_patterns=patterns,
+                    ignore_patterns=ignore,
                     endpoint=self.endpoint,
                     cache_dir=self.cache_dir,
                 )
@@ -115,6 +118,11 @@ def resolve(
     if default_file is None:
         return hub.folder(where)
     return hub.file(HubId(where.repo, where.part or default_file, where.revision))
+
+
+def _is_inside(part: str) -> bool:
+    """Whether it names one place within a repository: not absolute, not upwards, no pattern."""
+    return not (part.startswith("/") or ".." in part.split("/") or set(part) & set("*?["))
 
 
 @contextmanager

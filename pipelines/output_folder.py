@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from accel.errors import OutputError
+from pipelines.termination import ending_cleanly
 
 if sys.platform != "win32":
     import fcntl
+
+
+# More than what is written before the work starts, so that a full disk shows at once.
+_PROBE_BYTES = 2**16
 
 
 class OutputFolder:
@@ -42,7 +46,7 @@ class OutputFolder:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with _staged(path, {"probe": b"writable"}):
+            with _staged(path, {"probe": bytes(_PROBE_BYTES)}):
                 pass
         except OSError as error:
             raise OutputError(
@@ -64,17 +68,23 @@ class OutputFolder:
         A full disk or a signal shows while the files are still aside: then files that existed
         before are untouched byte for byte, no half file carries a final name and nothing is
         left over.
-        Raises: OutputError.
+        Raises: OutputError saying which files are written; Terminated.
         """
+        written: list[str] = []
         try:
-            with _ending_cleanly_on_sigterm(), _staged(self.path, files) as staged:
+            for name in files:
+                if (self.path / name).is_dir():
+                    raise IsADirectoryError(errno.EISDIR, f"'{name}' is a folder")
+            with ending_cleanly(), _staged(self.path, files) as staged:
                 for name, temporary in staged.items():
                     os.replace(temporary, self.path / name)
+                    written.append(name)
                 _sync_folder(self.path)
         except OSError as error:
             raise OutputError(
                 f"Could not write {', '.join(files)} to '{self.path}': {_why(error)}. "
-                "Files that were there before are unchanged. Free some space or choose another output.dir."
+                f"Written: {', '.join(written) or 'none; files that were there before are unchanged'}. "
+                "Free some space or choose another output.dir."
             ) from error
 
     def close(self) -> None:
@@ -108,24 +118,6 @@ def _staged(folder: Path, files: Mapping[str, bytes]) -> Iterator[dict[str, Path
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _ending_cleanly_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that temporaries are removed. Handlers already set are kept."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _lock(path: Path) -> int | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from accel.graphs.manifest import Manifest, UsedSignature
 from accel.measure.profile import profile_call
 from accel.policy import AccelPolicy
 from accel.record import RunRecord
 from accel.runner import Runner
+from accel.warm_up import capture_manifest, used_signatures
 from pipelines.progress import NULL_PROGRESS, Progress
 from stages.stage import Stage, State
 
@@ -47,11 +52,16 @@ class PipelineDescription:
     outputs_mean_nothing: bool
 
 
+def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a CUDA device the current one, which Triton kernels need; nothing to do for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 class Pipeline(ABC, Generic[RequestT, ResultT]):
-    """Runs requests one at a time. Requests may follow each other in any order.
+    """Runs requests one at a time, in any order; calls from several threads wait for each other.
 
     The runner replaces each region of each stage by its accelerated form; the stages' source
-    stays plain. Graphs and static buffers belong to the runner and die with `close`.
+    stays plain. Graphs and static buffers belong to the runner.
     """
 
     def __init__(
@@ -65,13 +75,12 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         self.description = description
         self.stages = tuple(stages)
         self._device = device
+        self._policy = policy
+        self._lock = threading.Lock()
         self._runner = Runner(policy, device=device)
+        self._precaptured: set[str] = set()
         for stage in self.stages:
             self._runner.bind(stage)
-
-    @property
-    def stage_names(self) -> tuple[str, ...]:
-        return tuple(stage.name for stage in self.stages)
 
     @property
     def record(self) -> RunRecord:
@@ -86,16 +95,52 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         """Region calls that ran eager although the policy planned a graph, one line each."""
         return self._runner.strict_violations()
 
-    @torch.inference_mode()
-    def run(self, request: RequestT, *, progress: Progress = NULL_PROGRESS) -> ResultT:
-        """Run every stage. Device work is complete when this returns."""
-        state = self._begin(request, progress)
-        for stage in self.stages:
-            with self._runner.stage(stage.name):
-                stage.run(state)
-        return self._finish(state)
+    def not_worth_it(self) -> dict[str, list[str]]:
+        """Live graphs that save less than 3 % of the eager time as measured at capture: lines by stage."""
+        lines = defaultdict(list)
+        for region in self._runner.regions:
+            for graph in region.graph.stats().not_worth_it:
+                lines[region.stage].append(
+                    f"{region.stage}.{region.name} saves {100 * graph.gain:.0f} %: "
+                    f"{graph.replay_ms:.2f} ms, eager {graph.eager_ms:.2f} ms"
+                )
+        return dict(lines)
 
-    @torch.inference_mode()
+    def run(self, request: RequestT, *, progress: Progress = NULL_PROGRESS) -> ResultT:
+        """Run every stage, whatever autocast or gradient mode the caller is in.
+
+        Device work is complete when this returns.
+        """
+        with self._serving():
+            state = self._begin(request, progress)
+            for stage in self.stages:
+                with self._runner.stage(stage.name):
+                    stage.run(state)
+            return self._finish(state)
+
+    def warm_up(self, requests: Sequence[RequestT], *, progress: Progress = NULL_PROGRESS) -> list[ResultT]:
+        """Run requests like those to come, with their true shapes, before serving; their results.
+
+        With accel.capture=explicit nothing is captured afterwards (spec section 10).
+        """
+        progress.start("warm-up", len(requests))
+        results = []
+        for request in requests:
+            results.append(self.run(request, progress=progress))
+            progress.advance("warm-up")
+        progress.finish("warm-up")
+        self._runner.finish_warm_up()
+        return results
+
+    def capture_manifest(self, manifest: Manifest) -> None:
+        """Capture the signatures that an earlier run used; see `accel.warm_up`. Starts a fresh record."""
+        with self._serving():
+            self._precaptured |= capture_manifest(manifest, self._runner, self._policy, device=self._device)
+
+    def used_signatures(self) -> list[UsedSignature]:
+        """The signatures that live graphs have served, for a manifest."""
+        return used_signatures(self._runner, precaptured=self._precaptured)
+
     def profile(self, request: RequestT) -> None:
         """Run once under the profiler and record launches and GPU-busy time per stage.
 
@@ -103,20 +148,47 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         """
         if self._device.type != "cuda":
             return
-        state = self._begin(request, NULL_PROGRESS)
-        for stage in self.stages:
-            activity = profile_call(partial(stage.run, state), device=self._device)
-            if activity is not None:
-                record = self.record.stage(stage.name)
-                record.launches, record.gpu_busy_ms = activity
+        with self._serving():
+            state = self._begin(request, NULL_PROGRESS)
+            for stage in self.stages:
+                activity = profile_call(partial(stage.run, state), device=self._device)
+                if activity is not None:
+                    record = self.record.stage(stage.name)
+                    record.launches, record.gpu_busy_ms, record.host_launches = activity
+
+    def refresh(self) -> None:
+        """Forget what was computed from weights; call it after changing weights in place.
+
+        Encoded captions and tables are computed anew. Graphs stay: they read weights by address.
+        """
+        with self._serving():
+            for stage in self.stages:
+                stage.forget()
 
     def close(self) -> None:
-        """Free graphs and static buffers. The pipeline can't run afterwards."""
-        self._runner.close()
+        """Free graphs and static buffers; weights stay. A later request runs, and captures anew."""
+        with self._serving():
+            self._runner.close()
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        """One caller at a time, on the pipeline's device, in the modes that its bits are defined for."""
+        with (
+            self._lock,
+            current_device(self._device),
+            torch.inference_mode(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast(self._device.type, enabled=False),
+        ):
+            yield
 
     @abstractmethod
     def request_from(self, config: Any) -> RequestT:
-        """The request that a configuration describes. Raises: ConfigError, ObservationError."""
+        """The request that a configuration describes.
+
+        Keys that were settled when the pipeline was built (weights, model variant, size, device, dtype,
+        accel) are not read again. Raises: ConfigError, ObservationError.
+        """
 
     @abstractmethod
     def files(self, result: ResultT, *, config_hash: str) -> dict[str, bytes]:

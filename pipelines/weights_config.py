@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,6 +10,15 @@ from msgspec import Meta
 from accel.errors import ConfigError
 
 WeightsKind = Literal["synthetic", "local", "hub"]
+
+# Kinds that each key says something about.
+_BELONGS_TO: dict[str, tuple[WeightsKind, ...]] = {
+    "path": ("local",),
+    "repo": ("hub",),
+    "revision": ("hub",),
+    "synthetic_seed": ("synthetic",),
+    "verify_checksums": ("local", "hub"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +39,15 @@ class WeightsConfig:
     verify_checksums: bool = True
 
     def check(self) -> None:
-        """Refuse combinations that can't be loaded. Raises: ConfigError naming the key."""
+        """Refuse what can't be loaded or would have no effect. Raises: ConfigError naming the key."""
         if self.kind == "local" and not self.path:
             raise ConfigError("weights.path is not set; weights=local needs the folder of a policy package.")
         if self.kind == "hub" and not self.repo:
             raise ConfigError("weights.repo is not set; weights=hub needs a repository id, owner/name.")
-        for key, value, kind in (("path", self.path, "local"), ("repo", self.repo, "hub")):
-            if value and self.kind != kind:
+        for field in fields(self):
+            kinds = _BELONGS_TO.get(field.name, (self.kind,))
+            if self.kind not in kinds and getattr(self, field.name) != field.default:
                 raise ConfigError(
-                    f"weights.{key} has no meaning with weights={self.kind}; use weights={kind}."
+                    f"weights.{field.name} has no meaning with weights={self.kind}; "
+                    f"use weights={' or '.join(kinds)}."
                 )

@@ -63,3 +63,10 @@ class Stage(ABC):
     def modules(self) -> Mapping[str, nn.Module]:
         """Modules whose weights the stage's regions use, by component name."""
         return {}
+
+    def forget(self) -> None:
+        """Drop what was computed from weights; called after weights change in place.
+
+        Tensors that a module holds are computed again where they are: graphs read them by address.
+        """
+        return

@@ -12,7 +12,7 @@ class CaptionCache(Generic[T]):
     """Least-recently-used cache keyed by the exact caption string.
 
     token_budget: upper bound of cached tokens, padding included; 0 keeps nothing.
-    Entries are shared, not copied: callers must not write into them.
+    Entries are shared, not copied: callers must not write into them. One thread at a time.
     """
 
     def __init__(self, *, token_budget: int) -> None:
@@ -49,6 +49,11 @@ class CaptionCache(Generic[T]):
             self._drop(next(iter(self._entries)))
         self._entries[caption] = (tokens, value)
         self._tokens += tokens
+
+    def clear(self) -> None:
+        """Drop every caption; the counters go on."""
+        self._entries.clear()
+        self._tokens = 0
 
     def _drop(self, caption: str) -> None:
         entry = self._entries.pop(caption, None)

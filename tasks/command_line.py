@@ -7,6 +7,7 @@ unchanged, but for short forms that are written out and output folders that are 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from accel.errors import ConfigError
-from tasks.composition import Composed, Composer
+from tasks.composition import Composed, Composer, quoted
 from tasks.result_file import RESULT_FILE
 from tasks.sweep import Job, register_resolvers
 from tasks.yaml_source import Source
@@ -85,7 +86,7 @@ def preflight(
     _refuse_clashes(folders)
     key = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
     planned = tuple(Job(_own(job), folder) for job, folder in zip(split, folders, strict=True))
-    return Plan((*flags, *overrides, f"{key}={_quoted(str(root))}"), planned, root if args.multirun else None)
+    return Plan((*flags, *overrides, f"{key}={quoted(str(root))}"), planned, root if args.multirun else None)
 
 
 def _parse(argv: Sequence[str]) -> Any:
@@ -107,17 +108,19 @@ def _expand(text: str) -> list[str]:
     if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):
         name = "${hydra.job.override_dirname}"
         safe = value.strip("'\"").replace(name, f"${{folder_name:{name}}}")
-        return [f"{key}={_quoted(safe)}" if name in value else text]
+        return [f"{key}={quoted(safe)}" if name in value else text]
     if key != "weights":
         return [text]
     bare = value.strip("'\"")
     if "," in bare and "/" in bare:
         raise ConfigError(f"'{text}': a sweep over folders is written weights=local weights.path=./a,./b")
     if _PATH.fullmatch(bare):
-        return ["weights=local", f"weights.path={_quoted(bare)}"]
+        return ["weights=local", f"weights.path={quoted(bare)}"]
+    if "/" in bare and os.path.isdir(bare):
+        raise ConfigError(f"'{text}': to load that folder write weights=./{bare}")
     if hub := _HUB_ID.fullmatch(bare):
-        revision = [f"weights.revision={_quoted(hub['revision'])}"] if hub["revision"] else []
-        return ["weights=hub", f"weights.repo={_quoted(hub['repo'])}", *revision]
+        revision = [f"weights.revision={quoted(hub['revision'])}"] if hub["revision"] else []
+        return ["weights=hub", f"weights.repo={quoted(hub['repo'])}", *revision]
     return [text]
 
 
@@ -183,7 +186,8 @@ def _folders(jobs: Sequence[Composed], *, sweep: bool) -> tuple[Path, list[Path]
         given = {OmegaConf.select(job.cfg, "output.dir") for job in jobs}
         if len(given) > 1:
             raise ConfigError("output.dir is the folder of the whole sweep and can't differ between jobs.")
-        root = Path(given.pop() or jobs[0].cfg.hydra[("sweep" if sweep else "run")].dir).absolute()
+        chosen = given.pop() or jobs[0].cfg.hydra[("sweep" if sweep else "run")].dir
+        root = Path(os.path.expanduser(chosen)).absolute()
         return root, [root / _subfolder(job, number) for number, job in enumerate(jobs)] if sweep else [root]
     except OmegaConfBaseException as error:
         raise ConfigError(f"output folder: {str(error).splitlines()[0]}") from error
@@ -205,12 +209,7 @@ def _refuse_clashes(folders: Sequence[Path]) -> None:
                 "Let hydra.sweep.subdir differ, e.g. ${hydra.job.num}"
             )
         seen[folder] = number
-        if (folder / RESULT_FILE).exists():
+        if os.path.exists(folder / RESULT_FILE):  # False also for a path that can't be
             raise ConfigError(
                 f"'{folder}' already holds a {RESULT_FILE}, which is never replaced. Set another output.dir"
             )
-
-
-def _quoted(text: str) -> str:
-    """Text in Hydra's single quotes."""
-    return "'" + text.replace("'", "\\'") + "'"

@@ -7,7 +7,6 @@ wherever they come from.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from accel.errors import ConfigError
+from accel.near_match import suggestion
 from tasks.yaml_source import COMMAND_LINE, Written, scan
 
 # Hydra instantiates these by name; nothing else in a configuration may name code.
@@ -109,6 +109,8 @@ class Composer:
                 f"'{text}': no key or group name with '+' inside can be given on the command line. "
                 "If a folder of yours has such a name, rename it, e.g. with '_'."
             )
+        if value.startswith("~/") and "," not in value:
+            text = f"{key}={quoted(value)}"  # a path in the home folder, which Hydra can't read bare
         try:
             return parser.parse_override(text)
         except HydraException as error:
@@ -121,7 +123,7 @@ class Composer:
         if self._options(group):
             return True
         if "/" in group:
-            raise ConfigError(f"no config group '{group}'{_near(group, sorted(self._default_choices))}")
+            raise ConfigError(f"no config group '{group}'{suggestion(group, sorted(self._default_choices))}")
         return False
 
     def _choice(self, override: Override) -> str:
@@ -144,7 +146,7 @@ class Composer:
                 f"'{text}': an option that looks like a number is quoted: \"{group}='{value}'\""
             )
         if str(value) not in options:
-            raise ConfigError(f"{group}: no option '{value}'{_near(str(value), options)}")
+            raise ConfigError(f"{group}: no option '{value}'{suggestion(str(value), options)}")
         return text
 
     def _scan(self, groups: tuple[str, ...]) -> dict[str, Written]:
@@ -188,7 +190,7 @@ class Composer:
                 scan(Path(link.problem_mark.name))
             if isinstance(link, MissingConfigException) and link.options:
                 wanted = str(link.missing_cfg_file)
-                return f"no file for '{wanted}'{_near(wanted.rpartition('/')[2], sorted(link.options))}"
+                return f"no file for '{wanted}'{suggestion(wanted.rpartition('/')[2], sorted(link.options))}"
         lines = [str(link).strip().partition("\n")[0].rstrip(" :.") for link in chain if str(link).strip()]
         return ": ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else type(error).__name__
 
@@ -204,12 +206,19 @@ def plain_tree(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
+def quoted(text: str) -> str:
+    """Text in Hydra's single quotes."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
 def _reachable(override: Override, source: dict[str, Written]) -> str:
     """Let an override reach keys that no file holds, such as those of one stage's policy."""
     key, text, value = override.key_or_group, str(override.input_line), override.value()
     if isinstance(value, list) and any(known.startswith(f"{key}.") for known in source):
         entries = ", ".join(f"{item}: true" for item in value)
         raise ConfigError(f"{key} is a mapping, not a list. Write '{key}={{{entries}}}' in quotes.")
+    if override.is_delete() and not key.startswith("hydra."):
+        raise ConfigError(f"'{text}': keys are not deleted. Leave it out for its default, or set {key}=...")
     known = key in source and not isinstance(value, dict)
     if override.is_delete() or key.startswith("hydra.") or (known and not text.startswith("+")):
         return text
@@ -244,9 +253,3 @@ def _refuse_foreign_targets(node: Any, key: str) -> None:
             raise ConfigError(f"{key}._target_: '{target}' is not allowed; only Hydra's own plugins are.")
         for name, item in node.items():
             _refuse_foreign_targets(item, f"{key}.{name}")
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"{hint} Known: {', '.join(known)}."

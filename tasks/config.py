@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -16,18 +17,28 @@ from accel.errors import ConfigError
 from accel.policy import AccelPolicy
 from pipelines.catalogue import MODELS, Flux2Settings, Ltx2Settings, require_available
 from pipelines.flux3_action.settings import Flux3Settings, ObservationSource
+from pipelines.number_types import Count
 from pipelines.weights_config import WeightsConfig
 from tasks.composition import Composer, plain_tree
-from tasks.typed import convert
+from tasks.typed import OTHER_NAMES, convert
 from tasks.yaml_source import Source
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
 
 Device = Annotated[
-    str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto, cpu, cuda or cuda:N (text)")
+    str,
+    Meta(
+        pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]{0,2}))?)$",
+        description="auto, cpu, cuda or cuda:N (text)",
+        extra={OTHER_NAMES: {"gpu": "cuda", "nvidia": "cuda"}},
+    ),
+]
+DtypeName = Annotated[
+    Literal["auto", "bf16", "fp32"],
+    Meta(extra={OTHER_NAMES: {"bfloat16": "bf16", "float32": "fp32", "fp16": None, "float16": None}}),
 ]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Count = Annotated[int, Meta(ge=1)]
 WarmUps = Annotated[int, Meta(ge=0)]
 
 
@@ -73,8 +84,7 @@ ModelSettings: TypeAlias = Flux3Settings | Flux2Settings | Ltx2Settings
 
 # What this version carries out; the other choices compose and are refused before any work.
 RUNNING_TASKS = ("run",)
-RUNNING_ACCEL = ("eager", "graph", "fused", "graph+fused")
-RUNNING_GRAPH_MODES = ("full",)
+RUNNING_ACCEL = ("eager", "graph", "segmented", "fused", "graph+fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +118,7 @@ class RunConfig:
     logger: LoggerConfig
     size: Literal["auto", "tiny", "full"] = "auto"
     device: Device = "auto"
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    dtype: DtypeName = "auto"
     seed: Seed | None = None
     prompt: str | None = None
     observation: ObservationSource | None = None
@@ -130,19 +140,15 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
         raise ConfigError(f"observation: model={name} needs one, e.g. observation.episode=data/panda_lift")
     if not model.observes and config.observation is not None:
         raise ConfigError(f"observation: model={name} takes none; leave it out.")
-    return config
+    return _located(config)
 
 
 def build_runnable(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     """`build`, and refuse what composes but is not carried out by this version. Raises: ConfigError."""
     config = build(tree, source)
     require_available(config.model.name)
-    _require("task", config.task.name, RUNNING_TASKS)
-    _require("accel", config.accel.name, RUNNING_ACCEL)
-    _require("accel.graph_mode", config.accel.graph_mode, RUNNING_GRAPH_MODES)
-    for stage in config.accel.stages:
-        mode = config.accel.for_stage(stage).graph_mode
-        _require(f"accel.stages.{stage}.graph_mode", mode, RUNNING_GRAPH_MODES)
+    _refuse_unavailable("task", config.task.name, RUNNING_TASKS)
+    _refuse_unavailable("accel", config.accel.name, RUNNING_ACCEL)
     return config
 
 
@@ -154,19 +160,43 @@ def resolve(cfg: DictConfig) -> RunConfig:
 def compose(*overrides: str) -> RunConfig:
     """The configuration of `python run.py OVERRIDES...`, for use as a library.
 
-    Example: compose("accel=eager", "size=tiny"). Raises: ConfigError.
+    Example: compose("accel=eager", "size=tiny"). Raises: ConfigError for what `run.py` refuses.
     """
     composed = Composer(CONF).compose(overrides)
-    return build(composed.tree, composed.source)
+    return build_runnable(composed.tree, composed.source)
 
 
 def config_hash(config: RunConfig) -> str:
-    """12 hex digits that are equal for equal settings, wherever the results are written."""
-    same_place = replace(config, output=OutputConfig())
-    return hashlib.sha256(msgspec.json.encode(same_place, order="sorted")).hexdigest()[:12]
+    """12 hex digits that are equal for equal settings, wherever and however results are shown and written."""
+    settings = replace(config, output=OutputConfig(), logger=LoggerConfig())
+    text = msgspec.json.encode(settings, order="sorted")
+    # The episode that comes with Samebit is the same one from any working directory.
+    return hashlib.sha256(text.replace(f'"{ROOT}/'.encode(), b'"')).hexdigest()[:12]
 
 
-def _require(key: str, choice: str, running: Sequence[str]) -> None:
+def _located(config: RunConfig) -> RunConfig:
+    """The same with `~` written out in paths, and with the shipped episode found from anywhere."""
+    seen = config.observation
+    if seen is not None:
+        images = seen.images and {camera: expanduser(path) for camera, path in seen.images.items()}
+        episode = seen.episode and _shipped(expanduser(seen.episode))
+        seen = replace(seen, episode=episode, npz=seen.npz and expanduser(seen.npz), images=images)
+    accel, weights, output = config.accel, config.weights, config.output
+    return replace(
+        config,
+        observation=seen,
+        accel=replace(accel, manifest=accel.manifest and expanduser(accel.manifest)),
+        weights=replace(weights, path=weights.path and expanduser(weights.path)),
+        output=replace(output, dir=output.dir and expanduser(output.dir)),
+    )
+
+
+def _shipped(path: str) -> str:
+    """A relative path that only the folder of Samebit has, as an absolute one."""
+    return str(ROOT / path) if not exists(path) and exists(ROOT / path) else path
+
+
+def _refuse_unavailable(key: str, choice: str, running: Sequence[str]) -> None:
     if choice not in running:
         raise ConfigError(
             f"{key}={choice} is not available in this version. Available: {', '.join(running)}."

@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from accel.policy import AccelPolicy
-from accel.record import RunRecord, StageRecord
+from accel.record import TIER, RunRecord, StageRecord
 from pipelines.pipeline import PipelineDescription
 from tasks.progress_bars import LineProgress, LiveProgress
-from tasks.stage_table import NONE, StageRow, refusals, stage_rows, total_row
+from tasks.stage_table import NONE, StageRow, break_lines, graph_lines, refusals, stage_rows, total_row
 
 LoggerKind = Literal["rich", "plain", "quiet"]
 
 PLAIN_WIDTH = 80
 _TIMES = {"p50": "p50", "p95": "p95", "cold": "cold"}
-_CUDA = {"launches": "launches", "busy": "GPU busy", "extra_mb": "extra MB"}
+_CUDA = {"launches": "launches", "host": "host", "busy": "GPU busy", "extra_mib": "extra MiB"}
 _OUTCOMES = {"graphs": "graphs", "fused": "fused"}
 
 
@@ -75,16 +75,21 @@ class RunConsole:
         if description.outputs_mean_nothing:
             self._line("The weights are synthetic: the outputs mean nothing.", style="bold yellow")
 
-    def report(self, record: RunRecord, request: StageRecord, *, unequal: Sequence[str]) -> None:
-        """The stage table, what was not accelerated, and whether repeats agreed."""
+    def report(
+        self,
+        record: RunRecord,
+        request: StageRecord,
+        *,
+        unequal: Sequence[str],
+        not_worth_it: Sequence[str] = (),
+    ) -> None:
+        """The stage table, what was not accelerated, what the graphs are like, and whether repeats agreed."""
         self.progress.stop()
         rows, total = stage_rows(record), total_row(record, request)
-        cuda = any(row.launches != NONE or row.extra_mb != "0" for row in rows)
+        cuda = any(row.launches != NONE or row.extra_mib != "0" for row in rows)
         times = _TIMES | _CUDA if cuda else _TIMES
         self._console.print()
-        self._line(
-            f"Wall time in ms: p50 and p95 of {len(request.walls_ms)} requests, cold of the first one."
-        )
+        self._line(f"Wall time in ms: {_requests(len(request.walls_ms))}.")
         self._console.print()
         for table in self._fitting(
             [_table(rows, total, times | _OUTCOMES)],
@@ -93,6 +98,7 @@ class RunConsole:
             self._console.print(table)
             self._console.print()
         self._refusals(record)
+        self._graphs(record, not_worth_it)
         self._repeats(1 + len(request.walls_ms), unequal)
 
     def interrupted(self) -> None:
@@ -119,6 +125,19 @@ class RunConsole:
                 self._line(f"      {refusal.detail}")
         if found:
             self._console.print()
+
+    def _graphs(self, record: RunRecord, not_worth_it: Sequence[str]) -> None:
+        sections = {
+            "Breaks between graphs": break_lines(record),
+            "Graphs that gain little": not_worth_it,
+            "Graphs": graph_lines(record),
+        }
+        for title, lines in sections.items():
+            if lines:
+                self._line(title, style="bold")
+                for line in lines:
+                    self._line(f"  {line}")
+                self._console.print()
 
     def _repeats(self, requests: int, unequal: Sequence[str]) -> None:
         if unequal:
@@ -166,12 +185,19 @@ def _table(rows: Sequence[StageRow], total: StageRow | None, columns: Mapping[st
     return table
 
 
+def _requests(steady: int) -> str:
+    """Which requests the columns of times are about."""
+    if steady == 0:
+        return "cold of the only request"
+    return f"p50 and p95 of {steady} request{'s' if steady > 1 else ''}, cold of the first one"
+
+
 def _accel(accel: AccelPolicy) -> str:
     graphs = (
         f"{accel.graph_mode} graphs, {accel.max_entries} a region" if accel.enable_cuda_graph else "no graphs"
     )
     fused = ", ".join(site for site, allowed in accel.fused.items() if allowed) or "nothing"
-    return f"{accel.name} ({graphs}; fused: {fused})"
+    return f"{accel.name}, tier {TIER} ({graphs}; fused: {fused})"
 
 
 def _device(facts: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Progress for people: live bars on a terminal, one line per finished piece elsewhere."""
+"""Progress for people: live bars on a terminal, a line at the start and the end of a piece elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LiveProgress:
 
 
 class LineProgress:
-    """Writes "loading  7 of 7  3.2 s" when a piece is finished."""
+    """Writes "loading  0 of 7" when a piece starts and "loading  7 of 7  3.2 s" when it is finished."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -64,6 +64,7 @@ class LineProgress:
 
     def start(self, name: str, total: int) -> None:
         self._running[name] = (time.perf_counter(), 0, total)
+        self._console.print(f"{name:<12} 0 of {total}")
 
     def advance(self, name: str, n: int = 1) -> None:
         started, done, total = self._running[name]

@@ -15,6 +15,7 @@ RESULT_FILE = "result.json"
 SCHEMA = 1
 
 Status = Literal["ok", "interrupted", "unequal", "not_strict"]
+Verdict = Literal["equal", "unequal", "not compared"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +24,20 @@ class RunResult:
 
     status: `unequal` when requests with the same inputs gave different bits, `not_strict` when
         accel.strict found something that ran eager, `interrupted` when the user stopped early.
+    verdict: whether all requests gave the same bits; a single one is not compared.
     pipeline: the fields of `PipelineDescription`. config: the resolved configuration.
     environment: {"software": versions, "device": facts}.
     requests: complete requests, the cold one included.
     unequal_outputs: "stage.field" names that differed between requests.
-    request, stages: `StageRecord.to_dict()` of the whole request and of every stage; ms and bytes.
+    request, stages: `StageRecord.to_dict()` of the whole request and of every stage; ms and bytes. Stages
+        also have `not_worth_it`: live graphs that gain little, one line each.
+    notes: what the user should know of the result, e.g. that the prompt was cut short.
     digests: SHA-256 of every stage output of the first request, by "stage.field".
     files: SHA-256 of every output file, by name.
     """
 
     status: Status
+    verdict: Verdict
     pipeline: dict[str, Any]
     config: dict[str, Any]
     config_hash: str
@@ -42,6 +47,7 @@ class RunResult:
     strict_violations: list[str]
     request: dict[str, Any]
     stages: list[dict[str, Any]]
+    notes: list[str]
     digests: dict[str, str]
     files: dict[str, str]
     schema: int = SCHEMA

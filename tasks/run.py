@@ -5,29 +5,39 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from accel.errors import ConfigError, SamebitError, StrictModeError, UnequalBitsError
+from accel.graphs.manifest import Manifest, UsedSignature
 from accel.record import RunRecord, StageRecord
+from pipelines.build import build, choose_device
 from pipelines.output_folder import OutputFolder
 from pipelines.pipeline import PipelineDescription
 from pipelines.progress import NULL_PROGRESS, Progress
+from pipelines.termination import Terminated
 from tasks.config import RunConfig, RunTask, config_hash
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
-from tasks.result_file import RESULT_FILE, RunResult, Status, encode_result
+from tasks.manifest_file import ManifestFile
+from tasks.result_file import RESULT_FILE, RunResult, Status, Verdict, encode_result
 
 
 class Result(Protocol):
-    """What a pipeline returns. digests: SHA-256 of every stage output, by "stage.field"."""
+    """What a pipeline returns.
+
+    digests: SHA-256 of every stage output, by "stage.field". notes: what the user should know of it.
+    """
 
     @property
     def digests(self) -> Mapping[str, str]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
 
 
 class RunnablePipeline(Protocol):
@@ -37,10 +47,14 @@ class RunnablePipeline(Protocol):
     def description(self) -> PipelineDescription: ...
     @property
     def record(self) -> RunRecord: ...
+    def warm_up(self, requests: Sequence[Any], *, progress: Progress = ...) -> Sequence[Result]: ...
     def run(self, request: Any, *, progress: Progress = ...) -> Result: ...
+    def capture_manifest(self, manifest: Manifest) -> None: ...
+    def used_signatures(self) -> Sequence[UsedSignature]: ...
     def profile(self, request: Any) -> None: ...
     def files(self, result: Any, *, config_hash: str) -> dict[str, bytes]: ...
     def strict_violations(self) -> list[str]: ...
+    def not_worth_it(self) -> Mapping[str, Sequence[str]]: ...
     def close(self) -> None: ...
 
 
@@ -58,26 +72,34 @@ class Measurement:
     unequal: set[str] = field(default_factory=set)
 
     def run(self, request: Any, *, repeats: int, profile: bool, progress: Progress = NULL_PROGRESS) -> None:
-        """One cold request, then `repeats` steady ones, then one under the profiler if asked.
+        """One cold request, the warm-up; then `repeats` steady ones, then one under the profiler if asked.
 
         Can be interrupted at any point; everything measured before stays.
         """
-        progress.start("warm-up", 1)
-        self._once(request, progress)
-        progress.advance("warm-up")
-        progress.finish("warm-up")
+        self._timed(lambda: self.pipeline.warm_up([request], progress=progress)[0])
         progress.start("requests", repeats)
         for _ in range(repeats):
             # Steps are not shown here: drawing would count as theirs.
-            self._once(request, NULL_PROGRESS)
+            self._timed(lambda: self.pipeline.run(request))
             progress.advance("requests")
         progress.finish("requests")
         if profile:
             self.pipeline.profile(request)
 
-    def _once(self, request: Any, progress: Progress) -> None:
+    @property
+    def verdict(self) -> Verdict:
+        if not self.request.walls_ms:
+            return "not compared"
+        return "unequal" if self.unequal else "equal"
+
+    def drop_partial_request(self) -> None:
+        """Take the stages of a request that was cut short out of the wall times."""
+        for stage in self.pipeline.record.stages.values():
+            del stage.walls_ms[len(self.request.walls_ms) :]
+
+    def _timed(self, serve: Callable[[], Result]) -> None:
         begin = time.perf_counter()
-        result = self.pipeline.run(request, progress=progress)
+        result = serve()
         self.request.add_wall((time.perf_counter() - begin) * 1e3)
         if self.result is None:
             self.result = result
@@ -87,83 +109,96 @@ class Measurement:
 def main(config: RunConfig, *, folder: Path) -> None:
     """Run, show and write everything of one run.
 
-    folder: claimed before anything is loaded.
+    folder: claimed before anything is loaded; what is cheap to check is checked then.
     Raises: OutputError, UnequalBitsError, StrictModeError (both after the outputs were
-    written), and whatever building or running raises. KeyboardInterrupt after the first
-    request writes what was measured so far, then goes on.
+    written), and whatever building or running raises. KeyboardInterrupt and Terminated after the
+    first request write what was measured so far, then goes on.
     """
     assert isinstance(config.task, RunTask)
     with (
         OutputFolder.claim(folder, result_name=RESULT_FILE) as output,
         RunConsole(config.logger.kind) as console,
     ):
+        profile = _profiles(config.task, choose_device(config.device).type)
+        manifest = ManifestFile(Path(config.accel.manifest)) if config.accel.manifest is not None else None
         console.header(config_hash=config_hash(config), accel=config.accel, software=software())
         pipeline, request = load(config, progress=console.progress)
         with contextlib.closing(pipeline):
-            device = pipeline.description.device
-            console.pipeline(pipeline.description, device_facts(device))
+            console.pipeline(pipeline.description, device_facts(pipeline.description.device))
+            if manifest is not None:
+                manifest.capture(pipeline, config.model)
             measurement = Measurement(pipeline)
+            finish = partial(_finish, config, measurement, console=console, output=output, manifest=manifest)
             try:
                 measurement.run(
-                    request,
-                    repeats=config.task.repeats,
-                    profile=_profiles(config.task, device),
-                    progress=console.progress,
+                    request, repeats=config.task.repeats, profile=profile, progress=console.progress
                 )
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Terminated):
                 if measurement.result is not None:
+                    measurement.drop_partial_request()
                     console.progress.stop()
                     console.interrupted()
-                    _finish(config, measurement, "interrupted", console=console, output=output)
+                    finish("interrupted")
                 raise
-            status, error = _verdict(config, measurement)
-            _finish(config, measurement, status, console=console, output=output)
+            status, error = _status(config, measurement)
+            finish(status)
             if error is not None:
                 raise error
 
 
 def load(config: RunConfig, *, progress: Progress) -> tuple[RunnablePipeline, Any]:
-    """The pipeline and the request that the configuration describes."""
-    # Models take seconds to import; an unusable folder shows before that.
-    from pipelines.build import build
-
+    """The pipeline and the request that the configuration describes; no pipeline stays open without one."""
     pipeline = build(config, progress=progress)
-    return pipeline, pipeline.request_from(config)
+    try:
+        return pipeline, pipeline.request_from(config)
+    except BaseException:
+        pipeline.close()
+        raise
 
 
 def _profiles(task: RunTask, device: str) -> bool:
-    cuda = device.startswith("cuda")
+    cuda = device == "cuda"
     if task.profile is True and not cuda:
         raise ConfigError(f"task.profile=true needs CUDA, this run uses {device}. Use task.profile=auto.")
     return cuda and task.profile is not False
 
 
-def _verdict(config: RunConfig, measurement: Measurement) -> tuple[Status, SamebitError | None]:
+def _status(config: RunConfig, measurement: Measurement) -> tuple[Status, SamebitError | None]:
     if measurement.unequal:
         names = ", ".join(sorted(measurement.unequal))
         return "unequal", UnequalBitsError(
-            f"Requests with the same inputs gave different bits in {names}. "
-            "Run again with accel=eager to see whether acceleration is the cause."
+            f"Requests with the same inputs gave different bits in {names}. If accel=eager does so too, an "
+            "operation of PyTorch is not deterministic on this device; if not, acceleration is at fault: "
+            "please report it with result.json."
         )
     violations = measurement.pipeline.strict_violations()
     if config.accel.strict and violations:
         return "not_strict", StrictModeError(
-            "accel.strict=true and not everything planned was accelerated: " + "; ".join(violations)
+            "accel.strict=true and not everything planned was accelerated:\n  " + "\n  ".join(violations)
         )
     return "ok", None
 
 
 def _finish(
-    config: RunConfig, measurement: Measurement, status: Status, *, console: RunConsole, output: OutputFolder
+    config: RunConfig,
+    measurement: Measurement,
+    status: Status,
+    *,
+    console: RunConsole,
+    output: OutputFolder,
+    manifest: ManifestFile | None,
 ) -> None:
     """Show first: a full disk must not take the table along."""
     pipeline = measurement.pipeline
     unequal = sorted(measurement.unequal)
-    console.report(pipeline.record, measurement.request, unequal=unequal)
+    little = [line for lines in pipeline.not_worth_it().values() for line in lines]
+    console.report(pipeline.record, measurement.request, unequal=unequal, not_worth_it=little)
     files = pipeline.files(measurement.result, config_hash=config_hash(config))
     result = _result(config, measurement, status, files)
     output.write({**files, RESULT_FILE: encode_result(result)})
     console.written(output.path, [*files, RESULT_FILE])
+    if manifest is not None:
+        manifest.save(pipeline)
 
 
 def _result(
@@ -171,8 +206,10 @@ def _result(
 ) -> RunResult:
     assert measurement.result is not None
     pipeline = measurement.pipeline
+    little = pipeline.not_worth_it()
     return RunResult(
         status=status,
+        verdict=measurement.verdict,
         pipeline=asdict(pipeline.description),
         config=msgspec.to_builtins(config),
         config_hash=config_hash(config),
@@ -181,7 +218,8 @@ def _result(
         unequal_outputs=sorted(measurement.unequal),
         strict_violations=pipeline.strict_violations(),
         request=measurement.request.to_dict(),
-        stages=pipeline.record.to_dict(),
+        stages=[row | {"not_worth_it": little.get(row["name"], [])} for row in pipeline.record.to_dict()],
+        notes=list(measurement.result.notes),
         digests=dict(measurement.result.digests),
         files={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     )

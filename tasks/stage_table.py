@@ -6,25 +6,33 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from accel.measure.timing import median, percentile
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
 
+N = TypeVar("N", int, float)
+
 NONE = "-"
+MAX_BREAKS = 12  # lines
 CELL_WIDTH = 28  # holds "eager (component_offloaded)" and "reference (tier_not_allowed)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """Cells as shown. Times in ms; `busy` in percent of the median wall time."""
+    """Cells as shown. Times in ms; `busy` in percent of the median wall time.
+
+    launches: kernels, copies and fills that ran on the GPU. host: calls by which the host started them.
+    """
 
     stage: str
     p50: str
     p95: str
     cold: str
     launches: str = NONE
+    host: str = NONE
     busy: str = NONE
-    extra_mb: str = NONE
+    extra_mib: str = NONE
     graphs: str = ""
     fused: str = ""
 
@@ -56,14 +64,13 @@ def stage_rows(record: RunRecord) -> list[StageRow]:
 def total_row(record: RunRecord, request: StageRecord) -> StageRow:
     """Wall times of whole requests; launches, GPU-busy and memory summed over stages."""
     stages = record.stages.values()
-    launches = [s.launches for s in stages if s.launches is not None]
-    busy = [s.gpu_busy_ms for s in stages if s.gpu_busy_ms is not None]
     total = StageRecord(
         "total",
         cold_ms=request.cold_ms,
         walls_ms=request.walls_ms,
-        launches=sum(launches) if launches else None,
-        gpu_busy_ms=sum(busy) if busy else None,
+        launches=_sum(stage.launches for stage in stages),
+        host_launches=_sum(stage.host_launches for stage in stages),
+        gpu_busy_ms=_sum(stage.gpu_busy_ms for stage in stages),
         extra_bytes=sum(s.extra_bytes for s in stages),
     )
     return _row(total)
@@ -83,6 +90,31 @@ def refusals(record: RunRecord) -> list[Refusal]:
             if isinstance(outcome, SiteOutcome):
                 refusal.sites[outcome.site] = None
     return sorted(found.values(), key=lambda refusal: -refusal.calls)
+
+
+def break_lines(record: RunRecord) -> list[str]:
+    """Where segmented graphs leave the device, e.g. "denoising: model.py:12 aten::item (automatic) x4"."""
+    lines = []
+    for stage in record.stages.values():
+        for place, count in Counter(stage.breaks).items():
+            lines.append(f"{stage.name}: {place}" + (f" x{count}" if count > 1 else ""))
+    if len(lines) > MAX_BREAKS:
+        lines[MAX_BREAKS:] = [f"and {len(lines) - MAX_BREAKS} more places; all are in result.json"]
+    return lines
+
+
+def graph_lines(record: RunRecord) -> list[str]:
+    """Graphs that live and graphs that made room for others, by stage; nothing where there are none."""
+    stages = record.stages.values()
+    counted = {
+        "kept": {stage.name: stage.entries for stage in stages},
+        "evicted": {stage.name: stage.evictions for stage in stages},
+    }
+    return [
+        f"{what}: " + ", ".join(f"{stage} {n}" for stage, n in counts.items() if n)
+        for what, counts in counted.items()
+        if any(counts.values())
+    ]
 
 
 def graphs_cell(stage: StageRecord) -> str:
@@ -113,12 +145,23 @@ def _row(stage: StageRecord, *, graphs: str = "", fused: str = "") -> StageRow:
         p50=_ms(p50),
         p95=_ms(p95),
         cold=_ms(stage.cold_ms),
-        launches=NONE if stage.launches is None else str(stage.launches),
+        launches=_count(stage.launches),
+        host=_count(stage.host_launches),
         busy=busy,
-        extra_mb=f"{stage.extra_bytes / 1e6:.0f}",
+        extra_mib=f"{stage.extra_bytes / 2**20:.0f}",
         graphs=graphs,
         fused=fused,
     )
+
+
+def _sum(values: Iterable[N | None]) -> N | None:
+    """The sum of what was measured; `None` where nothing was."""
+    measured = [value for value in values if value is not None]
+    return sum(measured[1:], start=measured[0]) if measured else None
+
+
+def _count(value: int | None) -> str:
+    return NONE if value is None else str(value)
 
 
 def _ms(value: float | None) -> str:

@@ -1,25 +1,24 @@
-"""Jobs of a sweep: folders that never clash, failures that stay in their own job, one summary."""
+"""Jobs of a sweep: folders that never clash, failures that stay in their own job."""
 
 from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import logging
 import re
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from omegaconf import OmegaConf
 
-from tasks.result_file import RESULT_FILE
+from accel.errors import SamebitError
+from pipelines.termination import Terminated
 
-ERROR_FILE, SUMMARY_FILE = "error.txt", "summary.json"
+ERROR_FILE = "error.txt"
 
 _LONGEST_NAME = 120  # bytes; file systems allow 255, tools add suffixes
 _NOT_IN_NAMES = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
@@ -33,17 +32,6 @@ class Job:
 
     overrides: tuple[str, ...]
     folder: Path
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of a job; error is empty for `ok`."""
-
-    job: int
-    overrides: tuple[str, ...]
-    folder: str
-    status: Literal["ok", "failed", "no result"]
-    error: str
 
 
 def register_resolvers() -> None:
@@ -68,49 +56,22 @@ def folder_name(text: str) -> str:
 def run_isolated(work: Callable[[], object], folder: Path) -> None:
     """Run one job so that whatever it raises ends in its own folder and the others go on.
 
-    `sys.exit` counts as a failure too; only Ctrl-C passes through. Memory is freed afterwards,
+    `sys.exit` counts as a failure too; only Ctrl-C and termination pass through. Memory is freed afterwards,
     also that of a failed job, whose traceback would otherwise keep tensors alive.
     """
     (folder / ERROR_FILE).unlink(missing_ok=True)
     try:
         work()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
+    except SamebitError as error:  # a mistake of the user, told in one line
+        (folder / ERROR_FILE).write_text(f"{error}\n", encoding="utf-8")
+        log.error("Job in %s failed: %s", folder, error)
     except BaseException as error:
         text = traceback.format_exc()
         (folder / ERROR_FILE).write_text(f"{type(error).__name__}: {error}\n\n{text}", encoding="utf-8")
         log.error("Job in %s failed:\n%s", folder, text)
     _free_memory()
-
-
-def summarise(jobs: Sequence[Job], folder: Path) -> int:
-    """Write and print what became of every job.
-
-    Returns: 0 when all jobs have a result, else 1.
-    """
-    rows = [_row(number, job) for number, job in enumerate(jobs)]
-    folder.mkdir(parents=True, exist_ok=True)
-    table = [vars(row) for row in rows]
-    (folder / SUMMARY_FILE).write_text(
-        json.dumps(table, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-    )
-    for row in rows:
-        print(f"{row.job:>4}  {row.status:<9}  {' '.join(row.overrides)}")
-        if row.error:
-            print(f"{'':>17}{row.error}")
-    failed = sum(row.status != "ok" for row in rows)
-    print(f"{len(rows) - failed} of {len(rows)} jobs succeeded; summary in {folder / SUMMARY_FILE}")
-    return 1 if failed else 0
-
-
-def _row(number: int, job: Job) -> Row:
-    error_file = job.folder / ERROR_FILE
-    if error_file.exists():
-        first_line = error_file.read_text(encoding="utf-8").partition("\n")[0]
-        return Row(number, job.overrides, str(job.folder), "failed", first_line)
-    if not (job.folder / RESULT_FILE).exists():
-        return Row(number, job.overrides, str(job.folder), "no result", f"wrote no {RESULT_FILE}")
-    return Row(number, job.overrides, str(job.folder), "ok", "")
 
 
 def _free_memory() -> None:

@@ -8,7 +8,6 @@ near match. Allowed types: dataclasses, unions of dataclasses told apart by thei
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
@@ -17,9 +16,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from accel.errors import ConfigError
+from accel.near_match import nearest
 from tasks.yaml_source import COMMAND_LINE, Source, Written
 
 T = TypeVar("T")
+
+OTHER_NAMES = "other_names"
+"""Key of `Meta(extra=...)`: what people write -> the value that it means, `None` for none of them."""
 
 
 def convert(value: object, kind: type[T], *, key: str = "", source: Source | None = None) -> T:
@@ -81,16 +84,16 @@ class _Converter:
 
     def _unknown(self, name: str, known: list[str], key: str) -> ConfigError:
         full = _join(key, name)
-        similar = [_join(key, near) for near in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
-        elsewhere = [other for other in self._source if other.endswith(f".{name}") and other != full]
-        near = [*similar, *elsewhere]
-        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}."
+        similar = nearest(name, known)
+        elsewhere = (other for other in self._source if other.endswith(f".{name}") and other != full)
+        near = next(elsewhere, None) if similar is None else _join(key, similar)
+        hint = f"did you mean '{near}'?" if near else f"known here: {', '.join(known)}."
         return ConfigError(f"unknown key '{full}'{self._where(full)}; {hint}")
 
     def _wrong(self, value: object, hint: Any, key: str) -> ConfigError:
         written = self._source.get(key)
         text = (written.text if written else str(value)) or "''"
-        near = _near(value, hint)
+        near = _meant(value, hint) if isinstance(value, str) else None
         message = f"{key}: expected {describe(hint)}, got {text}{self._where(key)}"
         if near:
             message += f"; did you mean '{near}'?"
@@ -150,21 +153,28 @@ def _containers(hint: Any) -> list[Any]:
     return [kind for kind in _members(hint) if is_dataclass(kind) or get_origin(kind) is dict]
 
 
+def _meant(value: str, hint: Any) -> str | None:
+    """The allowed value that was probably meant."""
+    other_names = {
+        name: allowed
+        for meta in getattr(hint, "__metadata__", ())
+        for name, allowed in (meta.extra or {}).get(OTHER_NAMES, {}).items()
+    }
+    if value in other_names:
+        return other_names[value]  # type: ignore[no-any-return]
+    return nearest(value, _choices(hint))
+
+
 def _choices(hint: Any) -> list[str]:
     """The names that a `Literal` allows."""
-    literals = [kind for kind in _members(hint) if get_origin(kind) is Literal]
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    literals = [kind for kind in _members(bare) if get_origin(kind) is Literal]
     return [str(choice) for kind in literals for choice in get_args(kind)]
 
 
 def _takes_text(hint: Any) -> bool:
     kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _members(hint)]
     return str in kinds
-
-
-def _near(value: object, hint: Any) -> str | None:
-    if not isinstance(value, str):
-        return None
-    return next(iter(difflib.get_close_matches(value, _choices(hint), n=1, cutoff=0.5)), None)
 
 
 def _quoted(key: str, text: str, written: Written | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+
+# What CUDA says when a capture was invalidated earlier, by something other than the failing call.
+_INVALIDATED_BEFORE = "previous error during capture"
 
 
 class CaptureFailedError(Exception):
@@ -26,9 +29,11 @@ class CapturedGraph(Protocol):
     """A recording that can be run again on the same memory.
 
     outputs: what the captured function returned; every replay overwrites its tensors.
+    empty: nothing was recorded, a replay does nothing.
     """
 
     outputs: Any
+    empty: bool
 
     def replay(self) -> None:
         """Enqueue the recorded work on the current stream."""
@@ -57,6 +62,30 @@ class GraphBackend(Protocol):
         Raises: CaptureFailedError after undoing the attempt; torch.OutOfMemoryError likewise.
         """
 
+    def begin(self, pool: Any) -> None:
+        """Start recording on the capture stream, inside `warm_stream`. `end` or `abort` must follow.
+
+        The pool lives while one graph does that was recorded into it, be it an empty one.
+        """
+
+    def end(self) -> CapturedGraph:
+        """Stop recording. The graph has no outputs yet; nothing of it has run."""
+
+    def abort(self) -> None:
+        """Undo the recording that `begin` started, however far it came; nothing to do if there is none.
+
+        Raises: what the device raises if it is lost.
+        """
+
+    def on_capture_stream(self) -> bool:
+        """Whether the current stream is the one that `begin` records."""
+
+    def on_host(self, tensor: Tensor) -> bool:
+        """Whether the tensor lies in host memory, which no graph reads or writes."""
+
+    def asks_for_host(self, options: Mapping[str, Any]) -> bool | None:
+        """Whether an operation with these keyword arguments makes a host tensor; `None` if they don't say."""
+
     def join_previous(self) -> None:
         """Order the current stream after the stream of the previous call."""
 
@@ -76,3 +105,23 @@ class GraphBackend(Protocol):
         """State of the device's default generator."""
 
     def set_rng_state(self, state: Tensor) -> None: ...
+
+
+def capture_whole(backend: GraphBackend, fn: Callable[[], Any], pool: Any) -> CapturedGraph:
+    """`GraphBackend.capture` in terms of `begin`, `end` and `abort`."""
+    try:
+        backend.begin(pool)
+        outputs = fn()
+        graph = backend.end()
+    except BaseException as error:
+        backend.abort()
+        raise_capture_failure(error)
+    graph.outputs = outputs
+    return graph
+
+
+def raise_capture_failure(error: BaseException) -> NoReturn:
+    """Raise what ended a recording: a CaptureFailedError, or `error` itself if it is more than that."""
+    if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
+        raise error
+    raise CaptureFailedError(error, spoiled=_INVALIDATED_BEFORE in str(error)) from error

@@ -17,7 +17,7 @@ CALLS_PER_CAPTURE = 64
 
 
 class GraphCache(Generic[E]):
-    """Entries by signature, least recently replayed first.
+    """Entries by signature, least recently replayed first, and how often it was asked.
 
     At most `3 * max_entries` captures are begun, and one more for every `CALLS_PER_CAPTURE` calls, so
     that a workload with too many signatures, or weights that keep changing, runs eager instead of
@@ -25,12 +25,13 @@ class GraphCache(Generic[E]):
     """
 
     def __init__(self, *, max_entries: int, on_full: OnFull) -> None:
+        self.hits = 0
+        self.misses = 0
         self.evictions = 0
         self._max_entries = max_entries
         self._on_full = on_full
         self._entries: OrderedDict[Signature, E] = OrderedDict()
-        self._calls = 0
-        self._captures = 0
+        self._begun = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -40,18 +41,23 @@ class GraphCache(Generic[E]):
 
     def get(self, signature: Signature) -> E | None:
         """The entry that serves this signature, marked as just replayed."""
-        self._calls += 1
         entry = self._entries.get(signature)
-        if entry is not None:
+        if entry is None:
+            self.misses += 1
+        else:
+            self.hits += 1
             self._entries.move_to_end(signature)
         return entry
+
+    def entries(self) -> list[E]:
+        return list(self._entries.values())
 
     def add(self, signature: Signature, entry: E) -> None:
         self._entries[signature] = entry
 
     def has_room(self) -> bool:
         """Whether a new entry may be captured, if need be after `make_room`."""
-        if self._captures >= 3 * self._max_entries + self._calls // CALLS_PER_CAPTURE:
+        if self._begun >= 3 * self._max_entries + (self.hits + self.misses) // CALLS_PER_CAPTURE:
             return False
         return len(self._entries) < self._max_entries or self._on_full == "evict"
 
@@ -60,7 +66,7 @@ class GraphCache(Generic[E]):
 
         The caller destroys it.
         """
-        self._captures += 1
+        self._begun += 1
         if len(self._entries) < self._max_entries:
             return []
         self.evictions += 1
@@ -68,9 +74,30 @@ class GraphCache(Generic[E]):
 
     def clear(self) -> list[E]:
         """Take out all entries. The caller destroys them."""
-        entries = list(self._entries.values())
+        entries = self.entries()
         self._entries.clear()
         return entries
+
+
+class MemoryBudget:
+    """Device memory that graphs may hold together; one budget serves all regions of a stage.
+
+    held: bytes.
+    """
+
+    def __init__(self, limit_mb: int | None) -> None:
+        self.held = 0
+        self._limit = None if limit_mb is None else limit_mb << 20
+
+    @property
+    def limited(self) -> bool:
+        return self._limit is not None
+
+    def excess(self) -> str:
+        """In words, e.g. "graphs would hold 1230 MiB of 1024 MiB"; empty while within the limit."""
+        if self._limit is None or self.held <= self._limit:
+            return ""
+        return f"graphs would hold {self.held / 2**20:.1f} MiB of {self._limit >> 20} MiB"
 
 
 class BlockList:
@@ -88,6 +115,10 @@ class BlockList:
         self._spoiled: OrderedDict[Signature, None] = OrderedDict()
         self._strikes: Counter[str] = Counter()
         self._disabled = ""
+
+    def reasons(self) -> tuple[str, ...]:
+        """All there is to say, newest last."""
+        return (*self._blocked.values(), *filter(None, [self._disabled]))
 
     def reason(self, signature: Signature) -> str:
         """Why this signature may not be captured; empty if it may."""

@@ -5,8 +5,10 @@ Source: graph spec sections 3.4, 3.5 and 8.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +17,30 @@ from torch import Tensor
 
 from accel.fusion.compare import first_mismatch
 from accel.graphs import canary
+from accel.graphs.arguments import NamedArguments
 from accel.graphs.backend import CapturedGraph, GraphBackend
 from accel.graphs.buffers import StaticInputs
 from accel.graphs.containment import autocast_cache_off, collector_paused
-from accel.graphs.signature import Signature
-from accel.graphs.tree import UnsupportedValueError, argument_name, flatten, map_tensors, tensor_names
+from accel.graphs.results import Outputs, Results
+from accel.graphs.stats import EntryStats
+from accel.graphs.tree import (
+    Key,
+    Node,
+    TensorKey,
+    UnsupportedValueError,
+    argument_name,
+    flatten,
+    leaf_names,
+    map_tensors,
+    tensor_names,
+)
 from accel.record import Kind, Outcome, Reason
 
+# How a function is recorded: what it runs, and the memory pool.
+Record = Callable[[Callable[[], Any], Any], CapturedGraph]
+
 # They create library handles and workspaces, load kernels, and let fusion gates verify what is new.
+# The search of cuDNN's benchmark mode takes one more.
 WARM_UPS = 2
 
 
@@ -35,77 +53,142 @@ class RunEagerError(Exception):
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a region. values: by name. tensors: the distinct ones, in the order of `arguments`."""
+
+    function: NamedArguments
+    values: dict[str, Any]
+    arguments: Key
+    tensors: list[Tensor]
+
+    def on(self, buffers: list[Tensor]) -> Any:
+        """The function's value with buffers in the place of the tensors."""
+        fixed = {id(tensor): buffer for tensor, buffer in zip(self.tensors, buffers, strict=True)}
+        # Fresh containers every time, in case the region changes them.
+        return self.function.call(map_tensors(self.values, lambda tensor: fixed[id(tensor)]))
+
+
+@dataclass(frozen=True)
 class Entry:
-    """A graph and the buffers it reads."""
+    """A graph, the buffers it reads and the value it writes. draws: whether it uses random numbers."""
 
     inputs: StaticInputs
     graph: CapturedGraph
+    results: Results
+    draws: bool
+    stats: EntryStats
 
 
 def capture(
-    fn: Callable[..., Any],
-    signature: Signature,
-    bound: inspect.BoundArguments,
-    tensors: list[Tensor],
+    call: Call,
     *,
     backend: GraphBackend,
+    record: Record,
     pool: Any,
     rng: Tensor,
+    persistent: frozenset[str],
+    is_weight: Callable[[Tensor], bool],
+    outputs: Outputs,
 ) -> Entry:
-    """Capture one call of `fn`. The caller's tensors are only read.
+    """Capture one call. The caller's tensors are only read.
 
-    bound: the call's arguments. tensors: their distinct tensors in signature order. rng: generator state
-    that every run starts from; the caller restores it.
-    Raises: RunEagerError if `fn` can't be served exactly; CaptureFailedError; what `fn` itself raises.
+    rng: generator state that every run starts from; the caller restores it. persistent, outputs: see
+    `WholeGraph`.
+    Raises: RunEagerError if the region can't be served exactly; CaptureFailedError; what the region raises.
     """
-    inputs, others = StaticInputs(tensors), StaticInputs(tensors)
-
-    def run(buffers: list[Tensor]) -> Any:
-        fixed = {id(tensor): buffer for tensor, buffer in zip(tensors, buffers, strict=True)}
-        # Fresh containers every time, in case the region changes them.
-        arguments = map_tensors(dict(bound.arguments), lambda tensor: fixed[id(tensor)])
-        static = inspect.BoundArguments(bound.signature, arguments)
-        return fn(*static.args, **static.kwargs)
-
+    tensors = call.tensors
+    inputs = StaticInputs(tensors, persistent=_persistent_tensors(call.arguments, persistent))
+    others = StaticInputs(tensors)
+    clock = _Clock(backend)
     with backend.warm_stream(), autocast_cache_off():
         inputs.fill(tensors)
         versions = inputs.versions()
-        for _ in range(WARM_UPS):
+        for _ in range(WARM_UPS + torch.backends.cudnn.benchmark):
             backend.set_rng_state(rng)
-            reference = run(inputs.buffers)
-        _require_unwritten(signature, inputs, versions, tensors)
+            reference = clock.time(lambda: call.on(inputs.buffers))
+        eager_ms = clock.ms
+        draws = not torch.equal(rng, backend.rng_state())
+        _require_unwritten(call, inputs, versions)
         _require_cloneable(reference, backend.device)
         backend.trim()  # memory cached for warm-up is of no use to the capture
+        backend.set_rng_state(rng)  # code that runs while recording draws what a replay would draw
         with collector_paused():
-            graph = backend.capture(lambda: run(inputs.buffers), pool)
+            graph = record(lambda: call.on(inputs.buffers), pool)
         try:
-            _prove(reference, graph, backend=backend, rng=rng)
+            inputs.fill(tensors)  # a recording that keeps its state in place may have written to them
+            _prove(reference, graph, clock=clock, backend=backend, rng=rng)
             # Eager gets tensors of its own: a memo keyed by object or address must not mislead both.
             for each in (inputs, others):
                 each.fill(canary.second_inputs(tensors))
             backend.set_rng_state(rng)
-            _prove(run(others.buffers), graph, backend=backend, rng=rng)
+            with _guards_may_refuse():
+                _prove(call.on(others.buffers), graph, clock=clock, backend=backend, rng=rng)
         except BaseException:
             backend.synchronize()
             graph.release()
             raise
-    return Entry(inputs, graph)
+    results = Results(graph.outputs, is_weight=is_weight, outputs=outputs)
+    if outputs == "view":
+        inputs.expose(results.tensors)
+    stats = EntryStats(
+        arguments=call.arguments,
+        copied_in=inputs.nbytes,
+        copied_out=results.copied_bytes,
+        eager_ms=eager_ms,
+        replay_ms=clock.ms,
+    )
+    return Entry(inputs, graph, results, draws, stats)
 
 
-def _prove(eager: Any, graph: CapturedGraph, *, backend: GraphBackend, rng: Tensor) -> None:
+class _Clock:
+    """ms: wall time of the last thing timed, from an idle device to an idle device."""
+
+    def __init__(self, backend: GraphBackend) -> None:
+        self.ms = 0.0
+        self._backend = backend
+
+    def time(self, work: Callable[[], Any]) -> Any:
+        self._backend.synchronize()
+        started = time.perf_counter()
+        value = work()
+        self._backend.synchronize()
+        self.ms = 1e3 * (time.perf_counter() - started)
+        return value
+
+
+def _prove(eager: Any, graph: CapturedGraph, *, clock: _Clock, backend: GraphBackend, rng: Tensor) -> None:
     backend.set_rng_state(rng)
-    graph.replay()
+    clock.time(graph.replay)
     difference = canary.difference(eager, graph.outputs, device=backend.device)
     if difference:
         raise RunEagerError(Reason.CANARY_MISMATCH, difference)
 
 
-def _require_unwritten(
-    signature: Signature, inputs: StaticInputs, versions: list[int], tensors: list[Tensor]
-) -> None:
+@contextmanager
+def _guards_may_refuse() -> Iterator[None]:
+    """A guarded graph need not serve altered inputs: calls with such values run eager anyway."""
+    try:
+        yield
+    except RunEagerError as refusal:
+        if refusal.outcome.reason is not Reason.GUARD_FAILED:
+            raise
+
+
+def _persistent_tensors(arguments: Key, persistent: frozenset[str]) -> dict[int, tuple[str, ...]]:
+    """Index of a tensor -> the arguments that hold it, where all of these are persistent."""
+    holders: defaultdict[int, set[str]] = defaultdict(set)
+    assert isinstance(arguments, Node)
+    for argument, key in arguments.items:
+        for _, leaf in leaf_names(key):
+            if isinstance(leaf, TensorKey):
+                holders[leaf.alias].add(argument)
+    return {alias: tuple(sorted(names)) for alias, names in holders.items() if names <= persistent}
+
+
+def _require_unwritten(call: Call, inputs: StaticInputs, versions: list[int]) -> None:
     """A region that writes into its arguments would write into the fixed copies only."""
-    names = tensor_names(signature.arguments)
-    rows = zip(names, versions, inputs.versions(), tensors, inputs.buffers, strict=True)
+    names = tensor_names(call.arguments)
+    rows = zip(names, versions, inputs.versions(), call.tensors, inputs.buffers, strict=True)
     for name, before, after, given, buffer in rows:
         if before != after or first_mismatch(given.contiguous(), buffer.contiguous()) is not None:
             detail = f"{argument_name(name)}: written in place by the region; copy it first"

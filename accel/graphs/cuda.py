@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from accel.graphs.backend import CaptureFailedError
+from accel.graphs.backend import CapturedGraph, capture_whole
 
-# What CUDA says when a capture was invalidated earlier, by something other than the failing call.
-_INVALIDATED_BEFORE = "previous error during capture"
+# What torch warns of when a graph without nodes is ended; it has no other way to ask.
+_EMPTY = "CUDA Graph is empty"
 
 
 class _Lane:
@@ -37,10 +38,11 @@ def _lane(index: int) -> _Lane:
 
 
 class CudaGraph:
-    """One instantiated CUDA graph and its outputs."""
+    """One instantiated CUDA graph; `outputs` is set by whoever recorded it."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Any) -> None:
-        self.outputs = outputs
+    def __init__(self, graph: torch.cuda.CUDAGraph, *, empty: bool) -> None:
+        self.outputs: Any = None
+        self.empty = empty
         self._graph = graph
 
     def replay(self) -> None:
@@ -60,6 +62,14 @@ def _settle_attention_priority(device: torch.device) -> None:
     torch.nn.functional.scaled_dot_product_attention(row, row, row)
 
 
+def _ends_empty(graph: torch.cuda.CUDAGraph) -> bool:
+    """End the capture; tell whether it has no nodes, and keep torch from warning of that."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph.capture_end()
+    return any(_EMPTY in str(warning.message) for warning in caught)
+
+
 class CudaBackend:
     """The graph backend of one CUDA device."""
 
@@ -67,6 +77,7 @@ class CudaBackend:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self._lane = _lane(index)
+        self._open: tuple[torch.cuda.CUDAGraph, Any] | None = None
         _settle_attention_priority(self.device)
 
     @contextmanager
@@ -92,24 +103,43 @@ class CudaBackend:
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    def capture(self, fn: Callable[[], Any], pool: Any) -> CudaGraph:
-        graph = torch.cuda.CUDAGraph()
-        # The capture then allocates its library workspaces in its own pool, where destroying
-        # another graph can't take them away.
+    def capture(self, fn: Callable[[], Any], pool: Any) -> CapturedGraph:
+        return capture_whole(self, fn, pool)
+
+    def begin(self, pool: Any) -> None:
+        # Every recording allocates its library workspaces in its own pool, where neither destroying
+        # another graph nor code that runs between two segments can take them away.
         torch._C._cuda_clearCublasWorkspaces()
-        try:
-            # Thread-local: allocations and queries of other threads are none of this capture's business.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            outputs = fn()
-            graph.capture_end()
-        except BaseException as error:
-            self._undo(graph, pool)
-            if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise CaptureFailedError(error, spoiled=_INVALIDATED_BEFORE in str(error)) from error
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()
-        return CudaGraph(graph, outputs)
+        graph = torch.cuda.CUDAGraph()
+        self._open = graph, pool
+        # Thread-local: allocations and queries of other threads are none of this capture's business.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+    def end(self) -> CudaGraph:
+        assert self._open is not None
+        graph, _ = self._open
+        empty = _ends_empty(graph)
+        self._open = None
+        torch._C._cuda_clearCublasWorkspaces()
+        return CudaGraph(graph, empty=empty)
+
+    def abort(self) -> None:
+        if self._open is not None:
+            (graph, pool), self._open = self._open, None
+            try:
+                self._undo(graph, pool)
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
+
+    def on_capture_stream(self) -> bool:
+        return bool(torch.cuda.current_stream(self.device) == self._lane.side)
+
+    def on_host(self, tensor: Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def asks_for_host(self, options: Mapping[str, Any]) -> bool | None:
+        device = options.get("device")
+        return None if device is None else torch.device(device).type == "cpu"
 
     def join_previous(self) -> None:
         current, last = torch.cuda.current_stream(self.device), self._lane.last

@@ -10,16 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module_globals
+from torch.overrides import TorchFunctionMode
 
 from accel.record import Kind, Outcome, Reason
 
 _SLOTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+# Compares addresses in one call; builds of torch without CUDA lack it.
+_ADDRESSES_EQUAL = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+_IS_TRAINING = operator.itemgetter("training")
 
 
 class ModuleWatch:
-    """Cheap per-call checks of a stage's modules.
+    """Per-call checks of a stage's modules. Each is one pass in C: there may be hundreds of modules.
 
     epoch: grows when a parameter, buffer or submodule is replaced, added or removed, or its data moves.
     A copy into a parameter is no change: graphs read it by address. A `.data` assignment that keeps
@@ -36,14 +41,15 @@ class ModuleWatch:
     def refusal(self) -> Outcome | None:
         """Notice changes; then say why no graph may run now, if so."""
         roots = self._modules()
-        if not _same(list(roots.values()), self._roots) or self._changed():
+        hooked_or_filled = any(self._expected_empty)
+        if self._changed(list(roots.values()), hooked_or_filled):
             self.epoch += 1
             self._scan(roots)
         if self._misplaced is not None:
             return self._misplaced
-        if any(map(operator.itemgetter("training"), self._dicts)):
+        if any(map(_IS_TRAINING, self._dicts)):
             return _eager(Reason.TRAINING_MODE, self._name_where(lambda module: module.training))
-        if any(self._hooks) or any(getattr(_module_globals, name) for name in _GLOBAL_HOOKS):
+        if (hooked_or_filled and any(self._hooks)) or any(_global_hooks()):
             return _eager(Reason.FORWARD_HOOK, self._name_where(_is_hooked))
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in self._weights):
             return _eager(Reason.GRAD_ENABLED, "weights require grad; call under torch.no_grad()")
@@ -62,21 +68,33 @@ class ModuleWatch:
         self._dicts = [vars(module) for module in self._names]
         slots = [held[slot] for held in self._dicts for slot in _SLOTS]
         self._filled = [slot for slot in slots if slot]
+        self._as_scanned = [dict(slot) for slot in self._filled]
         self._empty = [slot for slot in slots if not slot]
         self._hooks = [held[hooks] for held in self._dicts for hooks in _HOOKS]
-        self._held = self._hold()
-        self._weights = [value for value in self._held if isinstance(value, Tensor)]
-        self._weight_ids = set(map(id, self._weights))
-        self._addresses = list(map(Tensor.data_ptr, self._weights))
+        self._expected_empty = self._empty + self._hooks
+        values = chain.from_iterable(slot.values() for slot in self._filled)
+        weights = {id(value): value for value in values if isinstance(value, Tensor)}
+        self._weight_ids = weights.keys()
+        self._weights = list(weights.values())
+        self._addresses = self._current_addresses()
+        self._every_weight = list(range(len(self._weights)))
         self._misplaced = self._find_misplaced()
 
-    def _hold(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._filled)))
-
-    def _changed(self) -> bool:
-        if any(self._empty) or not _same(self._hold(), self._held):
+    def _changed(self, roots: list[nn.Module], hooked_or_filled: bool) -> bool:
+        if not _same([roots, self._filled], [self._roots, self._as_scanned]):
             return True
-        return list(map(Tensor.data_ptr, self._weights)) != self._addresses
+        if hooked_or_filled and any(self._empty):
+            return True
+        return self._moved()
+
+    def _moved(self) -> bool:
+        if _ADDRESSES_EQUAL is None:
+            return self._current_addresses() != self._addresses
+        return not _ADDRESSES_EQUAL(self._weights, self._addresses, self._every_weight)
+
+    def _current_addresses(self) -> list[int]:
+        with torch._C.DisableTorchFunction():  # else `with torch.device(...)` would see every call
+            return list(map(Tensor.data_ptr, self._weights))
 
     def _find_misplaced(self) -> Outcome | None:
         """Offloaded weights change address, or live where a graph can't read them."""
@@ -96,9 +114,28 @@ def _is_hooked(module: nn.Module) -> bool:
     return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
+def _global_hooks() -> list[Any]:
+    return [_module_globals._global_forward_hooks, _module_globals._global_forward_pre_hooks]
+
+
+class _NoComparison(TorchFunctionMode):
+    """Raises where two tensors are compared."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("tensors are compared by identity here")
+
+
 def _same(new: list[Any], old: list[Any]) -> bool:
-    """Element by element the same objects."""
-    return len(new) == len(old) and all(map(operator.is_, new, old))
+    """Whether both hold the same objects, at any depth of lists and dicts.
+
+    `==` of containers takes identical elements as equal without asking them. Modules that are not
+    identical are unequal, and tensors that are not end the comparison.
+    """
+    try:
+        with _NoComparison():
+            return new == old
+    except RuntimeError:
+        return False
 
 
 def _eager(reason: Reason, detail: str) -> Outcome:

@@ -1,15 +1,17 @@
 """Graphs without a GPU: records the operations of a capture and repeats them on the same memory.
 
 Shows what real graphs show: constants baked in, inputs that were not copied in, results that the
-next replay overwrites, operations that may not be captured. For tests; speed is no aim.
+next replay overwrites, memory that is reused once the region dropped it, operations that may not be
+captured. For tests; speed is no aim.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accel.graphs.backend import CaptureFailedError
+from accel.graphs.backend import CapturedGraph, capture_whole
 from accel.graphs.tree import map_tensors
 
 # They wait for the device, which a capture forbids.
@@ -44,14 +46,19 @@ class _Operation:
                 fixed.copy_(new)
 
 
+def _spoil(memory: Tensor) -> None:
+    memory.fill_(float("nan") if memory.is_floating_point() else 1)
+
+
 class RecordedGraph:
     """The operations of one capture and the memory they work on."""
 
-    def __init__(self, operations: list[_Operation], outputs: Any) -> None:
-        self.outputs = outputs
+    def __init__(self, operations: list[_Operation]) -> None:
+        self.outputs: Any = None
+        self.empty = all(operation.function is _spoil for operation in operations)
         self._operations = operations
         for result in self._results():  # captured work does not run: what it left is garbage
-            result.fill_(float("nan") if result.is_floating_point() else 1)
+            _spoil(result)
 
     @property
     def nbytes(self) -> int:
@@ -73,18 +80,20 @@ class RecordedGraph:
 class RecordingBackend:
     """A graph backend for CPU tensors.
 
-    fail_at: the operation, counted from 0 within each capture, at which captures raise RuntimeError.
-    captures: captures that succeeded. attempts: captures begun.
+    fail_at: the recorded operation, counted from 0, at which recording raises RuntimeError.
+    host_dtype: tensors of this dtype stand for host memory, all others for device memory.
+    captures: recordings that succeeded. attempts: recordings begun. Every segment counts.
     """
 
-    def __init__(self, *, fail_at: int | None = None) -> None:
+    def __init__(self, *, fail_at: int | None = None, host_dtype: torch.dtype | None = None) -> None:
         self.device = torch.device("cpu")
-        self.fail_at = fail_at
         self.captures = 0
         self.attempts = 0
+        self._host_dtype = host_dtype
         self._lock = threading.RLock()
         self._busy = False
-        self._capturing = False
+        self._recorder = _Recorder(fail_at, self.on_host)
+        self._streams = [0]
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
 
     @contextmanager
@@ -96,32 +105,58 @@ class RecordingBackend:
             finally:
                 self._busy = nested
 
-    def warm_stream(self) -> nullcontext[None]:
-        return nullcontext()
+    @contextmanager
+    def warm_stream(self) -> Iterator[None]:
+        if self._recorder.installed:
+            yield
+            return
+        with self._recorder:
+            yield
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Stands for a stream that the region makes current."""
+        self._streams.append(len(self._streams))
+        try:
+            yield
+        finally:
+            self._streams.pop()
 
     def new_pool(self) -> object:
         return object()
 
-    def capture(self, fn: Callable[[], Any], pool: Any) -> RecordedGraph:
+    def capture(self, fn: Callable[[], Any], pool: Any) -> CapturedGraph:
+        with self.warm_stream():
+            return capture_whole(self, fn, pool)
+
+    def begin(self, pool: Any) -> None:
         self.attempts += 1
-        recorder = _Recorder(self.fail_at)
-        self._capturing = True
-        try:
-            with recorder:
-                outputs = fn()
-        except Exception as error:
-            raise CaptureFailedError(error) from error
-        finally:
-            self._capturing = False
-        graph = RecordedGraph(recorder.operations, outputs)
+        self._recorder.begin()
+
+    def end(self) -> RecordedGraph:
+        graph = RecordedGraph(self._recorder.end())
         self._graphs.add(graph)
         self.captures += 1
         return graph
 
+    def abort(self) -> None:
+        if self.is_capturing():
+            self._recorder.end()
+
+    def on_capture_stream(self) -> bool:
+        return len(self._streams) == 1
+
+    def on_host(self, tensor: Tensor) -> bool:
+        return tensor.dtype == self._host_dtype
+
+    def asks_for_host(self, options: Mapping[str, Any]) -> bool | None:
+        dtype = options.get("dtype")
+        return None if dtype is None else dtype == self._host_dtype
+
     def join_previous(self) -> None: ...
 
     def is_capturing(self) -> bool:
-        return self._capturing
+        return self._recorder.recording
 
     def synchronize(self) -> None: ...
 
@@ -138,15 +173,51 @@ class RecordingBackend:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, fail_at: int | None) -> None:
+    """Stays installed while a region runs on the capture stream; records between `begin` and `end`."""
+
+    def __init__(self, fail_at: int | None, on_host: Callable[[Tensor], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[_Operation] = []
+        self.installed = False
+        self.recording = False
+        self._operations: list[_Operation] = []
         self._fail_at = fail_at
         self._seen = 0
+        self._on_host = on_host
+        self._sharers: Counter[int] = Counter()  # live tensors by the recorded memory they share
+
+    def __enter__(self) -> _Recorder:
+        self.installed = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.installed = False
+        self._operations = []
+        self._sharers.clear()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        self.recording = True
+
+    def end(self) -> list[_Operation]:
+        operations, self._operations = self._operations, []
+        self.recording = False
+        return operations
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        given = _tensors([*args, *(kwargs or {}).values()])
+        on_host = bool(given) and all(self._on_host(tensor) for tensor in given)
+        if not self.recording or on_host:
+            value = func(*args, **(kwargs or {}))
+        else:
+            value = self._record(func, args, kwargs or {})
+        for result in _tensors(value):
+            self._watch(result)
+        return value
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name
         if name in _FORBIDDEN or _selects_by_mask(name, args):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
@@ -154,14 +225,35 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RuntimeError(f"injected failure at operation {self._seen}: {name}")
         self._seen += 1
         # Aliases, because operations such as `squeeze_` change the shape of the tensor object itself.
-        fixed_args, fixed_kwargs = map_tensors((args, kwargs or {}), Tensor.detach)
-        value = func(*args, **(kwargs or {}))
+        fixed_args, fixed_kwargs = map_tensors((args, kwargs), Tensor.detach)
+        value = func(*args, **kwargs)
+        # Results that alias an argument live in memory that is fixed already.
+        aliased = any(result.alias_info is not None for result in func._schema.returns)
+        results = [] if aliased else [result.detach() for result in _tensors(value)]
+        for result in results:
+            self._sharers.setdefault(_address(result), 0)
         if name not in _ALLOCATIONS:
-            # Results that alias an argument live in memory that is fixed already.
-            aliased = any(result.alias_info is not None for result in func._schema.returns)
-            results = [] if aliased else [result.detach() for result in _tensors(value)]
-            self.operations.append(_Operation(func, fixed_args, fixed_kwargs, results))
+            self._operations.append(_Operation(func, fixed_args, fixed_kwargs, results))
         return value
+
+    def _watch(self, result: Tensor) -> None:
+        """Spoil recorded memory where the last tensor that shares it dies: a pool would reuse it there."""
+        address = _address(result)
+        if address in self._sharers:
+            self._sharers[address] += 1
+            weakref.finalize(result, self._drop, address, result.detach()).atexit = False
+
+    def _drop(self, address: int, memory: Tensor) -> None:
+        if address not in self._sharers:
+            return
+        self._sharers[address] -= 1
+        if not self._sharers[address]:
+            del self._sharers[address]
+            self._operations.append(_Operation(_spoil, (memory,), {}, []))
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:

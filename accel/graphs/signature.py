@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 
-from accel.graphs.tree import Constant, Key, TensorKey, argument_name, leaf_names
+from accel.graphs.tree import Constant, Key, Node, TensorKey, argument_name, leaf_names
 
 
 class Environment(NamedTuple):
-    """Process-wide switches that choose kernels or insert casts."""
+    """Process-wide switches that choose kernels, insert casts or place new tensors.
 
+    function_modes: active ones, such as `with torch.device(...)`.
+    """
+
+    function_modes: int
     inference_mode: bool
     default_dtype: torch.dtype
-    autocast: tuple[bool, torch.dtype]
-    matmul_precision: tuple[str, str]
-    convolution_precision: str
-    reduced_precision_reduction: tuple[Any, ...]
-    cudnn: tuple[bool, bool, bool]
-    deterministic_algorithms: tuple[bool, bool]
-    attention_kernels: tuple[bool, ...]
+    autocast: bool
+    autocast_dtype: torch.dtype
+    matmul_precision: str
+    cuda_matmul_precision: str
+    cuda_convolution_precision: str
+    fp16_reduced_precision_reduction: Any
+    bf16_reduced_precision_reduction: Any
+    fp16_accumulation: bool
+    cudnn: bool
+    cudnn_benchmark: bool
+    cudnn_deterministic: bool
+    deterministic_algorithms: bool
+    deterministic_warn_only: bool
+    flash_attention: bool
+    efficient_attention: bool
+    math_attention: bool
+    cudnn_attention: bool
     attention_priority: tuple[int, ...]
-    blas_library: str
+    blas_library: Any
 
     @classmethod
     def current(cls, device_type: str) -> Environment:
         """Read the switches as they are now."""
-        cudnn = torch.backends.cudnn
+        c = torch._C
         return cls(
-            inference_mode=torch.is_inference_mode_enabled(),
-            default_dtype=torch.get_default_dtype(),
-            autocast=(torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)),
-            matmul_precision=(
-                torch.get_float32_matmul_precision(),
-                torch._C._get_fp32_precision_getter("cuda", "matmul"),
-            ),
-            convolution_precision=torch._C._get_fp32_precision_getter("cuda", "conv"),
-            reduced_precision_reduction=(
-                torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
-                torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
-                torch._C._get_cublas_allow_fp16_accumulation(),
-            ),
-            cudnn=(cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
-            deterministic_algorithms=(
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
-            attention_kernels=(
-                torch._C._get_flash_sdp_enabled(),
-                torch._C._get_mem_efficient_sdp_enabled(),
-                torch._C._get_math_sdp_enabled(),
-                torch._C._get_cudnn_sdp_enabled(),
-            ),
-            attention_priority=tuple(torch._C._get_sdp_priority_order()),
-            blas_library=str(torch._C._get_blas_preferred_backend()),
+            c._len_torch_function_stack(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+            c._get_float32_matmul_precision(),
+            c._get_fp32_precision_getter("cuda", "matmul"),
+            c._get_fp32_precision_getter("cuda", "conv"),
+            c._get_cublas_allow_fp16_reduced_precision_reduction(),
+            c._get_cublas_allow_bf16_reduced_precision_reduction(),
+            c._get_cublas_allow_fp16_accumulation(),
+            c._get_cudnn_enabled(),
+            c._get_cudnn_benchmark(),
+            c._get_cudnn_deterministic(),
+            c._get_deterministic_algorithms(),
+            c._get_deterministic_algorithms_warn_only(),
+            c._get_flash_sdp_enabled(),
+            c._get_mem_efficient_sdp_enabled(),
+            c._get_math_sdp_enabled(),
+            c._get_cudnn_sdp_enabled(),
+            tuple(c._get_sdp_priority_order()),
+            c._get_blas_preferred_backend(),
         )
 
 
 class Signature(NamedTuple):
     """Everything that decides which graph may serve a call.
 
-    arguments: a `Node` of the bound arguments by name. fused: sites allowed to fuse.
+    arguments: a `Node` of the bound arguments by name, or what `sealed_arguments` gives. fused: sites
+    allowed to fuse.
     Weights and the state of the fusion gates count as well: a change of either drops all graphs
     (see `WholeGraph`), so that they need no place here.
     """
@@ -69,6 +81,11 @@ class Signature(NamedTuple):
     arguments: Key
     environment: Environment
     fused: frozenset[str]
+
+
+def sealed_arguments(key: Hashable) -> Node:
+    """In the place of arguments that a caller vouches for by a key of its own."""
+    return Node(dict, (("sealed key", Constant(type(key), key)),), ())
 
 
 def differences(new: Signature, old: Signature) -> list[str]:
@@ -110,12 +127,13 @@ def _leaf_difference(new: TensorKey | Constant, old: TensorKey | Constant) -> st
                 ours, theirs = (tuple(v) if isinstance(v, tuple) else v for v in (ours, theirs))
                 return f"{field} {ours} vs {theirs}"
         return "the same tensor passed twice, or no longer"
-    return f"{_describe(new)} vs {_describe(old)}"
+    return f"{describe_leaf(new)} vs {describe_leaf(old)}"
 
 
-def _describe(leaf: TensorKey | Constant) -> str:
+def describe_leaf(leaf: TensorKey | Constant) -> str:
+    """E.g. "tensor (1, 17)" or "0.5"."""
     if isinstance(leaf, TensorKey):
         return f"tensor {tuple(leaf.shape)}"
-    if leaf.kind is float:
+    if leaf.kind is float and isinstance(leaf.value, str):
         return repr(float.fromhex(str(leaf.value)))
     return repr(leaf.value)

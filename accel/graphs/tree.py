@@ -10,6 +10,8 @@ import copy
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -20,7 +22,12 @@ MAX_LEAVES = 4096
 _ALIGNMENT = {"cuda": 256}
 _OTHER_ALIGNMENT = 64
 
-_CONSTANTS = (bool, int, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
+_CONSTANTS = frozenset(
+    (bool, int, float, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
+)
+
+
+_STRIDED = torch.strided
 
 
 class TensorKey(NamedTuple):
@@ -106,9 +113,14 @@ def leaf_names(key: Key, prefix: str = "") -> Iterator[tuple[str, TensorKey | Co
 
 def misalignment(tensor: Tensor) -> int:
     """Bytes from the last address that new memory could start at; 0 for a single element."""
-    if tensor.numel() <= 1:
-        return 0
-    return tensor.data_ptr() % _ALIGNMENT.get(tensor.device.type, _OTHER_ALIGNMENT)
+    return 0 if tensor.numel() <= 1 else tensor.data_ptr() % _alignment(tensor.device)
+
+
+def distinct_tensors(value: Any) -> list[Tensor]:
+    """The value's distinct tensors in the order of `TensorKey.alias`, looked at no further."""
+    found: dict[int, Tensor] = {}
+    _collect(value, found)
+    return list(found.values())
 
 
 def tensor_names(key: Key) -> list[str]:
@@ -124,6 +136,18 @@ def argument_name(name: str) -> str:
     """In a dict of arguments, `cond['txt']` instead of `['cond']['txt']`."""
     argument, _, rest = name.removeprefix("['").partition("']")
     return argument + rest
+
+
+def _alignment(device: torch.device) -> int:
+    return _ALIGNMENT.get(device.type, _OTHER_ALIGNMENT)
+
+
+def _collect(value: Any, found: dict[int, Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.setdefault(id(value), value)
+    elif type(value) not in _CONSTANTS and (contents := _contents(value)) is not None:
+        for _, child in chain(contents.items, contents.attributes):
+            _collect(child, found)
 
 
 class _Contents(NamedTuple):
@@ -151,7 +175,7 @@ def _rebuilds_from_iterable(kind: type) -> bool:
 def _sorted_items(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Entries in an order that does not depend on how the dict was filled."""
     try:
-        return sorted(value.items(), key=lambda item: item[0])
+        return sorted(value.items(), key=itemgetter(0))
     except TypeError:
         return sorted(value.items(), key=lambda item: (type(item[0]).__name__, repr(item[0])))
 
@@ -186,53 +210,56 @@ def _rebuild(value: Any, items: list[tuple[Any, Any]], attributes: list[tuple[st
 
 
 class _Flattening:
-    """One walk: collects distinct tensors and counts leaves."""
+    """One walk: collects distinct tensors and counts values. Runs on every call, so it is kept lean."""
 
     def __init__(self, device: torch.device) -> None:
         self.tensors: list[Tensor] = []
         self._device = device
+        self._alignment = _alignment(device)
         self._alias: dict[int, int] = {}
-        self._leaves = 0
+        self._values = 0
 
     def key(self, value: Any) -> Key:
         kind = type(value)
         if kind is Tensor or kind is torch.nn.Parameter:
             return self._tensor(value)
-        contents = _contents(value) if kind not in _CONSTANTS else None
-        if contents is not None:
-            items = tuple([(label, self._child(child, f"[{label!r}]")) for label, child in contents.items])
-            attributes = tuple(
-                [(name, self._child(child, f".{name}")) for name, child in contents.attributes]
-            )
-            return Node(kind, items, attributes)
-        self._count()
-        return _constant(kind, value)
+        contents = None if kind in _CONSTANTS else _contents(value)
+        if contents is None:
+            return _constant(kind, value)
+        return Node(
+            kind, self._children(contents.items, "[{!r}]"), self._children(contents.attributes, ".{}")
+        )
 
-    def _child(self, value: Any, part: str) -> Key:
+    def _children(self, children: list[tuple[Any, Any]], form: str) -> tuple[tuple[Any, Key], ...]:
+        self._values += len(children)
+        if self._values > MAX_LEAVES:
+            raise UnsupportedValueError(f"more than {MAX_LEAVES} leaves; pass tensors instead of long lists")
+        keys = []
         try:
-            return self.key(value)
+            for label, child in children:
+                keys.append((label, self.key(child)))
         except UnsupportedValueError as error:
-            error.path.insert(0, part)
+            error.path.insert(0, form.format(label))
             raise
+        return tuple(keys)
 
     def _tensor(self, tensor: Tensor) -> TensorKey:
-        self._count()
-        if tensor.device != self._device:
-            raise UnsupportedValueError(f"tensor on {tensor.device}, expected {self._device}")
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        device = tensor.device
+        if device != self._device:
+            raise UnsupportedValueError(f"tensor on {device}, expected {self._device}")
+        if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             raise UnsupportedValueError("tensor is sparse, quantised or a lazy view; pass a plain one")
         if not tensor.is_contiguous() and _overlaps(tensor):
             raise UnsupportedValueError("tensor overlaps itself; pass a contiguous copy")
-        alias = self._alias.setdefault(id(tensor), len(self.tensors))
-        if alias == len(self.tensors):
-            self.tensors.append(tensor)
-        stride = () if tensor.numel() == 1 else tensor.stride()
-        return TensorKey(alias, tensor.dtype, tensor.device, tensor.shape, stride, misalignment(tensor))
-
-    def _count(self) -> None:
-        self._leaves += 1
-        if self._leaves > MAX_LEAVES:
-            raise UnsupportedValueError(f"more than {MAX_LEAVES} leaves; pass tensors instead of long lists")
+        tensors = self.tensors
+        alias = self._alias.setdefault(id(tensor), len(tensors))
+        if alias == len(tensors):
+            tensors.append(tensor)
+        elements = tensor.numel()
+        stride = () if elements == 1 else tensor.stride()
+        offset = 0 if elements <= 1 else tensor.data_ptr() % self._alignment
+        # As `TensorKey(...)`, without the call that unpacks and packs the fields.
+        return tuple.__new__(TensorKey, (alias, tensor.dtype, device, tensor.shape, stride, offset))
 
 
 def _overlaps(tensor: Tensor) -> bool:

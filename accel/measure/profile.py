@@ -11,12 +11,26 @@ from torch.profiler import ProfilerActivity
 
 from accel.measure.timing import synchronize
 
+# Calls of the CUDA runtime and driver that hand work to the GPU. One replayed graph is one of them.
+_HOST_LAUNCHES = (
+    "cudaLaunchKernel",
+    "cuLaunchKernel",
+    "cudaGraphLaunch",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)
+
 
 class DeviceActivity(NamedTuple):
-    """launches: kernels, copies and fills that ran. gpu_busy_ms: time in which at least one ran."""
+    """One call as the GPU and the host saw it.
+
+    launches: kernels, copies and fills that ran on the GPU. gpu_busy_ms: time in which at least one ran.
+    host_launches: calls by which the host started them; a replayed graph of many kernels is one.
+    """
 
     launches: int
     gpu_busy_ms: float
+    host_launches: int
 
 
 def profile_call(fn: Callable[[], Any], *, device: torch.device) -> DeviceActivity | None:
@@ -27,12 +41,19 @@ def profile_call(fn: Callable[[], Any], *, device: torch.device) -> DeviceActivi
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profile:
         fn()
         synchronize(device)
+    events = profile.events() or ()
     spans = [
         (event.time_range.start, event.time_range.end)
-        for event in profile.events() or ()
+        for event in events
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     ]
-    return DeviceActivity(len(spans), busy_time(spans) / 1e3)
+    host_launches = count_host_launches(event.name for event in events)
+    return DeviceActivity(len(spans), busy_time(spans) / 1e3, host_launches)
+
+
+def count_host_launches(names: Iterable[str]) -> int:
+    """How many of these CUDA runtime and driver calls start work; variants like cuLaunchKernelEx included."""
+    return sum(name.startswith(_HOST_LAUNCHES) for name in names)
 
 
 def busy_time(spans: Iterable[tuple[float, float]]) -> float:

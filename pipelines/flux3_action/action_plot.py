@@ -116,8 +116,7 @@ def _header(figure: Figure, result: ActionResult, origin: Origin) -> None:
 
     line(left, 0.36, prompt, fontsize=14, fontweight="bold", color=INK)
     line(left, 0.61, facts, fontsize=9.5, color=QUIET)
-    if origin.note:
-        line(left, 0.86, origin.note, fontsize=9.5, fontweight="bold", color=STATE)
+    line(left, 0.86, origin.note_on(result), fontsize=9.5, fontweight="bold", color=STATE)
     figure.legend(
         handles=[
             Line2D([], [], color=ACTION, lw=1.6, marker="o", ms=3.5, label="action"),

@@ -64,8 +64,8 @@ def denormalise(x: Tensor, stats: QuantileStats) -> Tensor:
 
 
 def _low_and_span(stats: QuantileStats) -> tuple[Tensor, Tensor]:
-    low = torch.tensor(stats.q01, dtype=torch.float32)
-    span = torch.tensor(stats.q99, dtype=torch.float32) - low
+    low = torch.tensor(stats.q01, dtype=torch.float32, device="cpu")
+    span = torch.tensor(stats.q99, dtype=torch.float32, device="cpu") - low
     return low, torch.where(span > MIN_SPAN, span, 1.0)
 
 

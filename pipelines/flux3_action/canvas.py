@@ -92,7 +92,7 @@ def _grid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
     columns = math.ceil(math.sqrt(len(views)))
     rows = math.ceil(len(views) / columns)
     height, width = canvas[0] // rows, canvas[1] // columns
-    composed = torch.zeros(3, *canvas)
+    composed = torch.zeros(3, *canvas, dtype=torch.float32, device="cpu")
     for index, view in enumerate(views.values()):
         top, left = index // columns * height, index % columns * width
         cell = _resize(_resize(view, largest), (height, width))

@@ -6,7 +6,6 @@ range) is declared by `ImageFormat`; what contradicts the declaration is refused
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -17,26 +16,14 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from accel.errors import ObservationError
+from pipelines.flux3_action.arrays import real_array
+from pipelines.flux3_action.image_format import ImageFormat
 
 RANGE_SLACK = 4 / 255
 """How far outside its range a float may lie, as a share of the range, and be clipped to it.
 
 Resampling and compression overshoot by a few 8-bit steps; more than that is another range.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFormat:
-    """What the arrays of a client mean. Encoded images and `PIL.Image` say it themselves.
-
-    layout: `auto` takes float tensors of torch as CHW and everything else as HWC.
-    order: colours of the channel axis; the fourth channel of `rgba` and `bgra` is dropped, not blended.
-    value_range: values of black and white; `auto` is 0..1 for floats and 0..255 for integers.
-    """
-
-    layout: Literal["auto", "hwc", "chw"] = "auto"
-    order: Literal["rgb", "bgr", "rgba", "bgra"] = "rgb"
-    value_range: Literal["auto"] | tuple[float, float] = "auto"
 
 
 def to_unit_image(value: Any, *, camera: str, image_format: ImageFormat) -> Tensor:
@@ -50,7 +37,7 @@ def to_unit_image(value: Any, *, camera: str, image_format: ImageFormat) -> Tens
     if isinstance(value, Image.Image):
         value, image_format = _pixels_of(value, camera), ImageFormat()
     layout = _layout_of(value, image_format)
-    array = _as_array(value, camera)
+    array = real_array(value, name=f"camera '{camera}'", what="pixels as integers or floats")
     channels = len(image_format.order)
     channel_axis = 0 if layout == "chw" else -1
     if array.ndim != 3 or array.shape[channel_axis] != channels or array.size == 0:
@@ -83,12 +70,13 @@ def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
 def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:
     """Upright RGB pixels: uint8 (H, W, 3), or float32 in [0, 1] where the file has 16 bits."""
     upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):  # 16-bit gray; some releases of Pillow open it as 32-bit "I"
+    if upright.mode.startswith("I;16"):  # 16-bit gray
         gray = np.asarray(upright).astype(np.float32) / np.float32(65535)
         return np.repeat(gray[:, :, None], 3, axis=2)
-    if upright.mode == "F":
+    if upright.mode in ("I", "F"):
+        kind = "floats" if upright.mode == "F" else "32-bit integers"
         raise ObservationError(
-            f"camera '{camera}': an image of floats has no declared range; save 8 or 16 bits"
+            f"camera '{camera}': an image of {kind} has no declared range; save 8 or 16 bits"
         )
     if upright.mode in ("P", "PA"):
         upright = upright.convert("RGBA")  # Pillow warns if a palette with transparency goes straight to RGB
@@ -99,25 +87,6 @@ def _layout_of(value: Any, image_format: ImageFormat) -> Literal["hwc", "chw"]:
     if image_format.layout != "auto":
         return image_format.layout
     return "chw" if isinstance(value, Tensor) and value.is_floating_point() else "hwc"
-
-
-def _as_array(value: Any, camera: str) -> npt.NDArray[Any]:
-    """A numeric array, or a refusal that names the dtype."""
-    if isinstance(value, Tensor):
-        tensor = value.detach().cpu()
-        value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ObservationError(
-            f"camera '{camera}': rows of different lengths are no image: {error}"
-        ) from None
-    if array.dtype.kind not in "uif" or array.dtype.itemsize > 8:
-        seen = f" with values {array.min()} to {array.max()}" if array.dtype == bool and array.size else ""
-        raise ObservationError(
-            f"camera '{camera}': dtype {array.dtype}{seen} can't be pixels; send integers or floats"
-        )
-    return array
 
 
 def _range_of(array: npt.NDArray[Any], image_format: ImageFormat, camera: str) -> tuple[float, float]:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from accel.errors import ObservationError
+from pipelines.flux3_action.arrays import real_array
 from pipelines.flux3_action.canvas import COMPOSITE
-from pipelines.flux3_action.images import ImageFormat, to_unit_image
+from pipelines.flux3_action.image_format import ImageFormat
+from pipelines.flux3_action.images import to_unit_image
 from pipelines.flux3_action.policy_config import PolicyConfig
 
 RawObservation = Mapping[str, Any]
@@ -91,17 +93,10 @@ def _by_camera(images: Mapping[Any, Any], cameras: tuple[str, ...]) -> dict[str,
 
 def _state(raw: RawObservation, width: int) -> Tensor:
     """float32 (A,) from anything that holds A finite numbers."""
-    value = raw.get("state", raw.get("observation.state"))
+    value = _first_given(raw, "state", "observation.state")
     if value is None:
         raise ObservationError(f"state: missing; send {width} numbers")
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().double().numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise ObservationError(f"state: rows of different lengths; send {width} numbers") from None
-    if array.dtype.kind not in "uif":
-        raise ObservationError(f"state: dtype {array.dtype}; send {width} numbers")
+    array = real_array(value, name="state", what=f"{width} numbers")
     if array.size != width:
         raise ObservationError(f"state: shape {array.shape} holds {array.size} values; send {width} numbers")
     with np.errstate(over="ignore"):  # an overflow is reported below
@@ -114,7 +109,7 @@ def _state(raw: RawObservation, width: int) -> Tensor:
 
 def _prompt(raw: RawObservation) -> str:
     """The caption; `task` is a synonym, absence the empty caption, and a list of one is unwrapped."""
-    value = raw.get("prompt", raw.get("task"))
+    value = _first_given(raw, "prompt", "task")
     if value is None:
         return ""
     if isinstance(value, list | tuple):
@@ -124,3 +119,8 @@ def _prompt(raw: RawObservation) -> str:
     if not isinstance(value, str):
         raise ObservationError(f"prompt: {type(value).__name__} instead of a text")
     return str(value)
+
+
+def _first_given(raw: RawObservation, *keys: str) -> Any:
+    """The value of the first key that has one; `None` counts as absent."""
+    return next((raw[key] for key in keys if raw.get(key) is not None), None)

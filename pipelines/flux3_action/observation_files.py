@@ -16,6 +16,7 @@ import numpy as np
 
 from accel.errors import ObservationError
 from pipelines.flux3_action.images import open_image
+from pipelines.flux3_action.settings import ObservationSource
 
 _NOT_CAMERAS = ("state", "observation.state", "prompt", "task")
 
@@ -28,6 +29,17 @@ class _Frame(msgspec.Struct):
 class _Episode(msgspec.Struct):
     frames: list[_Frame]
     prompt: str = ""
+
+
+def load_observation(source: ObservationSource) -> dict[str, Any]:
+    """What the configuration names. Raises: ObservationError; see the loaders below."""
+    if source.episode is not None:
+        return load_episode_frame(source.episode, source.frame)
+    if source.npz is not None:
+        return load_npz(source.npz)
+    assert source.images is not None
+    assert source.state is not None
+    return load_image_files(source.images, source.state)
 
 
 def load_episode_frame(folder: str | Path, frame: int) -> dict[str, Any]:
@@ -74,12 +86,7 @@ def load_npz(path: str | Path) -> dict[str, Any]:
         raise ObservationError(f"{path}: can't be read: {error.strerror or error}") from None
     except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ObservationError(f"{path}: no .npz archive of plain arrays: {error}") from None
-    texts = {name: _text(arrays[name]) for name in ("prompt", "task") if name in arrays}
+    texts = {name: arrays[name].tolist() for name in ("prompt", "task") if name in arrays}
     states = {name: arrays[name] for name in ("state", "observation.state") if name in arrays}
     images = {name: array for name, array in arrays.items() if name not in _NOT_CAMERAS}
     return {"images": images, **states, **texts}
-
-
-def _text(array: np.ndarray[Any, Any]) -> Any:
-    """A text, or a list of texts, out of a numpy array of strings."""
-    return array.tolist()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +21,8 @@ from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.request import ActionResult
 
 Floats = npt.NDArray[np.float32]
+
+_log = logging.getLogger("samebit")
 
 SCHEMA = 1
 MEANINGLESS = "Synthetic weights: these actions mean nothing."
@@ -40,9 +46,10 @@ class Origin:
     config_hash: str
     outputs_mean_nothing: bool
 
-    @property
-    def note(self) -> str:
-        return MEANINGLESS if self.outputs_mean_nothing else ""
+    def note_on(self, result: ActionResult) -> str:
+        """What a reader of the result must know; empty if nothing."""
+        own = (MEANINGLESS,) if self.outputs_mean_nothing else ()
+        return " ".join((*own, *result.notes))
 
 
 GRIPPER = Channel("gripper", "closed fraction")
@@ -69,20 +76,40 @@ def action_files(result: ActionResult, *, channels: tuple[Channel, ...], origin:
     """
     for name in ("actions", "state", "canvas"):
         _require_finite(name, getattr(result, name))
-    # Drawing takes half a second to import, and a server never draws.
-    from pipelines.flux3_action.action_plot import draw_actions
-
     return {
         "actions.npy": _npy(result.actions),
         "actions.json": _actions_json(result, channels, origin),
-        "actions.png": draw_actions(result, channels=channels, origin=origin),
         "canvas.png": _canvas_png(result, origin),
+        **_plot(result, channels, origin),
     }
 
 
 def action_times(result: ActionResult) -> npt.NDArray[np.float64]:
     """Seconds after the observation at which each action applies: (k + 1) / fps (spec section 9)."""
     return np.arange(1, len(result.actions) + 1) / result.fps
+
+
+def _plot(result: ActionResult, channels: tuple[Channel, ...], origin: Origin) -> dict[str, bytes]:
+    """actions.png, or a warning: whatever ails the plotting library must not cost the actions."""
+    try:
+        with _own_backend():
+            # Takes half a second to import, and a server never draws.
+            from pipelines.flux3_action.action_plot import draw_actions
+        return {"actions.png": draw_actions(result, channels=channels, origin=origin)}
+    except Exception as error:
+        _log.warning("actions.png could not be drawn: %s: %s", type(error).__name__, error)
+        return {}
+
+
+@contextmanager
+def _own_backend() -> Iterator[None]:
+    """Hide MPLBACKEND: notebooks name a backend there that need not exist here, and the import fails."""
+    chosen = os.environ.pop("MPLBACKEND", None)
+    try:
+        yield
+    finally:
+        if chosen is not None:
+            os.environ["MPLBACKEND"] = chosen
 
 
 def _require_finite(name: str, values: Floats) -> None:
@@ -109,7 +136,7 @@ def _actions_json(result: ActionResult, channels: tuple[Channel, ...], origin: O
         "prompt": result.prompt,
         "seed": result.seed,
         "config_hash": origin.config_hash,
-        "note": origin.note,
+        "note": origin.note_on(result),
         "fps": result.fps,
         "channels": [{"name": c.name, "unit": c.unit} for c in channels],
         "state": _numbers(result.state),

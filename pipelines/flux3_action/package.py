@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from accel.errors import CheckpointError, ConfigError
 from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.policy_config_parsing import parse_policy_config
+from pipelines.flux3_action.settings import Variant
 from pipelines.strict_json import parse_json_object, read_json_object
 
-VARIANTS = ("base", "fp8r", "gd", "gd-fp8r", "sd", "sd-fp8r")
+VARIANTS: tuple[str, ...] = get_args(Variant)
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from accel.errors import ConfigError, ObservationError
 from accel.policy import AccelPolicy
-from pipelines.flux3_action.images import ImageFormat
-from pipelines.flux3_action.observation import Observation, RawObservation, parse_observation
-from pipelines.flux3_action.observation_files import load_episode_frame, load_image_files, load_npz
+from pipelines.flux3_action.denoising import Denoising
+from pipelines.flux3_action.observation import Observation, parse_observation
+from pipelines.flux3_action.observation_files import load_observation
 from pipelines.flux3_action.outputs import Origin, action_files, channels_of
 from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.request import ActionRequest, ActionResult
 from pipelines.flux3_action.settings import Flux3Settings, ObservationSource
-from pipelines.flux3_action.stages import ActionDecoding, Denoising, ObservationEncoding, TextEncoding, Vae
+from pipelines.flux3_action.stages import ActionDecoding, ObservationEncoding, TextEncoding, Vae
 from pipelines.flux3_action.tables import StaticTables
 from pipelines.flux3_action.weights import Components, load_components
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
@@ -45,8 +45,11 @@ def load(
 ) -> Flux3ActionPipeline:
     """Load components and make the pipeline.
 
-    Raises: CheckpointError, ConfigError, DeviceMemoryError; see `load_components`.
+    Raises: ObservationError before anything else is read if the observation's files are missing or damaged;
+        CheckpointError, ConfigError, DeviceMemoryError as `load_components`.
     """
+    if config.observation is not None:
+        load_observation(config.observation)
     components = load_components(
         weights=config.weights,
         variant=config.model.variant,
@@ -122,45 +125,39 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
     ) -> ActionRequest:
         """Fill what the request leaves open from the package's own defaults (spec section 14.3).
 
-        Raises: ConfigError for a value outside its range, naming the key.
+        Raises: ConfigError for a value outside its range, naming the field; ObservationError for a state
+            of another width.
         """
         settings = settings or Flux3Settings()
         config = self.config
-        steps = config.num_inference_steps if settings.steps is None else settings.steps
-        shift = config.sampler_shift if settings.shift is None else settings.shift
-        horizon = config.chunk_size if settings.horizon is None else settings.horizon
-        seed = config.inference_seed if seed is None else seed
-        _require(seed >= 0, "seed", seed, "a whole number >= 0")
-        _require(steps >= 1, "model.steps", steps, "a whole number >= 1")
-        _require(shift > 0, "model.shift", shift, "a number > 0")
-        _require(
-            1 <= horizon <= config.chunk_size, "model.horizon", horizon, f"1..{config.chunk_size} actions"
-        )
         video, action = resolve_guidance(
             config.guidance_scale, config.guidance_scale_action, settings.guidance, settings.guidance_action
         )
-        _require(video >= 0, "model.guidance", video, "a number >= 0")
-        _require(action >= 0, "model.guidance_action", action, "a number >= 0")
-        return ActionRequest(
+        request = ActionRequest(
             observation=observation,
-            seed=seed,
-            steps=steps,
-            sampler=settings.sampler or config.sampler,
-            shift=shift,
+            seed=config.inference_seed if seed is None else seed,
+            steps=config.num_inference_steps if settings.steps is None else settings.steps,
+            sampler=config.sampler if settings.sampler is None else settings.sampler,
+            shift=config.sampler_shift if settings.shift is None else settings.shift,
             guidance_video=video,
             guidance_action=action,
-            horizon=horizon,
+            horizon=config.chunk_size if settings.horizon is None else settings.horizon,
         )
+        self._check(request)
+        return request
 
     def request_from(self, config: Flux3Config) -> ActionRequest:
-        """The request of a run configuration. A prompt that is set wins over the observation's own."""
+        """The request that `observation`, `prompt`, `seed` and `model` of a run configuration describe.
+
+        A prompt that is set wins over the observation's own. Of `model`, the keys of a request are read:
+        steps, guidance, guidance_action, sampler, shift, horizon. What made this pipeline (the variant,
+        weights, size, device, dtype and policy) stays as it is, whatever the configuration says.
+        """
         assert config.observation is not None
-        source = config.observation
-        raw = dict(_load_observation(source))
+        raw = load_observation(config.observation)
         if config.prompt is not None:
             raw["prompt"] = config.prompt
-        image_format = ImageFormat(layout=source.layout, order=source.order, value_range=source.value_range)
-        observation = parse_observation(raw, self.config, image_format)
+        observation = parse_observation(raw, self.config, config.observation.image_format())
         return self.request(observation, seed=config.seed, settings=config.model)
 
     def files(self, result: ActionResult, *, config_hash: str) -> dict[str, bytes]:
@@ -169,36 +166,29 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
         return action_files(result, channels=channels_of(self.config), origin=origin)
 
     def _begin(self, request: ActionRequest, progress: Progress) -> State:
-        if request.observation.state.shape != (self.config.action_dim,):
-            raise ObservationError(
-                f"state: {tuple(request.observation.state.shape)} values, "
-                f"this policy takes {self.config.action_dim}."
-            )
+        self._check(request)
         return State(request=request, progress=progress)
+
+    def _check(self, request: ActionRequest) -> None:
+        """Refuse what another policy might serve."""
+        shape, width = tuple(request.observation.state.shape), self.config.action_dim
+        if shape != (width,):
+            raise ObservationError(f"state: shape {shape}; this policy takes ({width},).")
+        if request.horizon > self.config.chunk_size:
+            raise ConfigError(
+                f"horizon={request.horizon} is out of range; this policy returns 1..{self.config.chunk_size} "
+                "actions."
+            )
 
     def _finish(self, state: State) -> ActionResult:
         request: ActionRequest = state["request"]
         return ActionResult(
-            actions=state["actions"].numpy(),
-            state=request.observation.state.numpy(),
-            canvas=state["canvas"].numpy(),
+            actions=state["actions"].numpy().copy(),
+            state=request.observation.state.numpy().copy(),
+            canvas=state["canvas"].numpy().copy(),
             fps=self.config.fps,
             prompt=request.observation.prompt,
             seed=request.seed,
             outputs=self._stage_outputs(state),
+            notes=state["notes"],
         )
-
-
-def _load_observation(source: ObservationSource) -> RawObservation:
-    if source.episode is not None:
-        return load_episode_frame(source.episode, source.frame)
-    if source.npz is not None:
-        return load_npz(source.npz)
-    assert source.images is not None
-    assert source.state is not None
-    return load_image_files(source.images, source.state)
-
-
-def _require(holds: bool, key: str, value: object, legal: str) -> None:
-    if not holds:
-        raise ConfigError(f"{key}={value} is out of range; use {legal}.")

@@ -9,6 +9,8 @@ CameraLayout = Literal["droid", "single", "side_by_side", "grid"]
 Sampler = Literal["cosmos_unipc", "euler"]
 
 CONTENT_STREAMS = ("video", "video_cond")
+LATENT_CHANNELS = 96
+"""Channels of the video latents, which both content streams carry (spec section 6)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,15 @@ from msgspec import Meta, Struct
 from accel.errors import CheckpointError
 from pipelines.flux3_action.policy_config import (
     CONTENT_STREAMS,
+    LATENT_CHANNELS,
     CameraLayout,
     PolicyConfig,
     QuantileStats,
     Sampler,
     TransformerConfig,
 )
+from pipelines.number_types import Count, NonNegative, Positive
 
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
 
 _MIN_CANVAS = 160  # pixels: the VAE's attention window needs 5 positions at its coarsest grid
@@ -38,7 +37,9 @@ class _DitConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     axes_dim: tuple[Count, ...] = (32, 32, 32, 32)
     theta: Positive = 10000.0
     mlp_ratio: Positive = 3.0
-    in_channels: dict[str, Count] = msgspec.field(default_factory=lambda: dict.fromkeys(CONTENT_STREAMS, 96))
+    in_channels: dict[str, Count] = msgspec.field(
+        default_factory=lambda: dict.fromkeys(CONTENT_STREAMS, LATENT_CHANNELS)
+    )
     sequence: dict[str, str] = {}
     attn_mode: Any = None
     depth_late_blocks: int | None = 0
@@ -200,14 +201,21 @@ def _transformer(native: _NativeConfig) -> TransformerConfig:
     _require(int(dit.hidden_size * dit.mlp_ratio) >= 1, f"dit_config.mlp_ratio {dit.mlp_ratio} is too small")
     missing = [stream for stream in CONTENT_STREAMS if stream not in dit.in_channels]
     _require(not missing, f"dit_config.in_channels lacks {missing}")
+    for stream in CONTENT_STREAMS:
+        channels = dit.in_channels[stream]
+        _require(
+            channels == LATENT_CHANNELS,
+            f"dit_config.in_channels.{stream} {channels} must be {LATENT_CHANNELS}, "
+            "the channels of the video latents",
+        )
     renamed = [key for key, stream in dit.sequence.items() if key != f"x_{stream}"]
     _require(not renamed, f"dit_config.sequence: {renamed} must map x_<name> to <name>")
-    modality, channels = native.action_modality, native.action_dim
+    modality = native.action_modality
     return TransformerConfig(
         in_channels={
-            **{stream: dit.in_channels[stream] for stream in CONTENT_STREAMS},
-            modality: channels,
-            f"{modality}_cond": channels,
+            **dict.fromkeys(CONTENT_STREAMS, LATENT_CHANNELS),
+            modality: native.action_dim,
+            f"{modality}_cond": native.action_dim,
         },
         vec_in_dim=dit.vec_in_dim,
         context_in_dim=dit.context_in_dim,

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
+from accel.errors import ConfigError
+from accel.graphs.tree import distinct_tensors
 from pipelines.flux3_action.observation import Observation
 from pipelines.flux3_action.policy_config import Sampler
 from stages.guidance import passes
+from stages.samplers import sampler_plan
+
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionRequest:
     """One observation and how to sample its chunk of actions.
 
-    seed: non-negative, seeds the CPU noise generator. steps: network evaluations, >= 1.
+    seed: 0..`MAX_SEED`, seeds the CPU noise generator. steps: network evaluations, >= 1.
     shift: sampler shift, > 0. guidance_video, guidance_action: scales >= 0; with both exactly
     1.0 one conditional pass per step is run, else two. horizon: actions returned, 1..K.
+    Raises: ConfigError for a value of another type or range, or a sampler that can't run
+    these steps with this shift.
     """
 
     observation: Observation
@@ -35,6 +42,20 @@ class ActionRequest:
     guidance_video: float
     guidance_action: float
     horizon: int
+
+    def __post_init__(self) -> None:
+        rules = {
+            "seed": (_is_whole(self.seed, 0) and self.seed <= MAX_SEED, f"a whole number, 0 to {MAX_SEED}"),
+            "steps": (_is_whole(self.steps, 1), "a whole number >= 1"),
+            "shift": (_is_number(self.shift) and self.shift > 0, "a number > 0"),
+            "guidance_video": (_is_scale(self.guidance_video), "a number >= 0"),
+            "guidance_action": (_is_scale(self.guidance_action), "a number >= 0"),
+            "horizon": (_is_whole(self.horizon, 1), "a whole number >= 1"),
+        }
+        for field, (holds, legal) in rules.items():
+            if not holds:
+                raise ConfigError(f"{field}={getattr(self, field)} is out of range; use {legal}.")
+        sampler_plan(self.sampler, steps=self.steps, shift=self.shift)
 
     @property
     def guided(self) -> bool:
@@ -49,6 +70,7 @@ class ActionResult:
     actions: float32 (K, A), dataset units (DROID: rad; gripper closed fraction 0..1).
     state: float32 (A,), the observed state in the same units. canvas: float32 (3, H, W) in [-1, 1].
     fps: control rate in Hz. outputs: every stage output by "stage.field"; shared, do not write.
+    notes: what the sender should know about how the request was served.
     """
 
     actions: npt.NDArray[np.float32]
@@ -58,27 +80,29 @@ class ActionResult:
     prompt: str
     seed: int
     outputs: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of shape, dtype and raw bytes of every stage output, computed on first use."""
+        """SHA-256 of shapes, dtypes and raw bytes of every stage output's tensors, computed on first use."""
         return {name: _digest(value) for name, value in self.outputs.items()}
 
 
 def _digest(value: Any) -> str:
     sha = hashlib.sha256()
-    for leaf in _tensors(value):
+    for leaf in distinct_tensors(value):
         sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
         sha.update(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        for item in fields(value):
-            yield from _tensors(getattr(value, item.name))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
+def _is_whole(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_scale(value: float) -> bool:
+    return _is_number(value) and value >= 0

@@ -14,16 +14,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pipelines.flux3_action.fp8 import quantize_rows
 from pipelines.flux3_action.package import variant_subfolder
-from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
+from pipelines.flux3_action.policy_config import (
+    CONTENT_STREAMS,
+    LATENT_CHANNELS,
+    PolicyConfig,
+    TransformerConfig,
+)
 from pipelines.flux3_action.video_vae import VideoEncoderConfig
 
 Size = Literal["tiny", "full"]
 
 _MODALITY = "action_prediction_droid"
-_STREAMS = {"video": 96, "video_cond": 96, _MODALITY: 8, f"{_MODALITY}_cond": 8}
-_E4M3_MAX = 448.0
+_STREAMS = {**dict.fromkeys(CONTENT_STREAMS, LATENT_CHANNELS), _MODALITY: 8, f"{_MODALITY}_cond": 8}
 _SCALE_SUFFIX = "_scale"
+# What the architecture fixes; modules are made with it.
+_CONSTANTS = ("rope.inv_freq", "z_normalizer.initialized")
 
 
 def droid_config(size: Size, variant: str = "base") -> PolicyConfig:
@@ -62,7 +69,7 @@ def video_encoder_config(size: Size) -> VideoEncoderConfig:
 
 
 def fill_synthetic(slots: Mapping[str, Tensor], *, seed: int, prefix: str) -> None:
-    """Fill every slot with values of a scale that keeps activations finite in bf16 at any depth.
+    """Fill all that is learned with values of a scale that keeps activations finite in bf16 at any depth.
 
     slots: checkpoint key -> tensor, written in place. prefix: component name, makes keys unique.
     Each tensor depends on (seed, prefix, key) and the device alone, not on the others. FP8 weights are
@@ -70,23 +77,18 @@ def fill_synthetic(slots: Mapping[str, Tensor], *, seed: int, prefix: str) -> No
     """
     with torch.no_grad():
         for key, slot in slots.items():
-            if key.endswith(".weight" + _SCALE_SUFFIX):
-                continue  # written together with its weight
+            if key.endswith((".weight" + _SCALE_SUFFIX, *_CONSTANTS)):
+                continue  # scales are written together with their weight
             generator = torch.Generator(slot.device).manual_seed(_stable_seed(seed, prefix + key))
             values = _values(key, slot, generator)
             if slot.dtype == torch.float8_e4m3fn:
-                scale = (values.abs().amax(dim=1) / _E4M3_MAX).clamp_min(1e-12)
+                values, scale = quantize_rows(values)
                 slots[key + _SCALE_SUFFIX].copy_(scale)
-                values = values / scale[:, None]
             slot.copy_(values)
 
 
 def _values(key: str, slot: Tensor, generator: torch.Generator) -> Tensor:
     """fp32 values of the slot's shape, by what the key names."""
-    if slot.dtype == torch.bool:
-        return torch.ones_like(slot)
-    if key.endswith("rope.inv_freq"):
-        return _rope_frequencies(slot)
     noise = torch.randn(slot.shape, generator=generator, device=slot.device, dtype=torch.float32)
     if key.endswith("running_var"):
         return 1 + 0.1 * noise.abs()
@@ -94,14 +96,6 @@ def _values(key: str, slot: Tensor, generator: torch.Generator) -> Tensor:
         return noise / math.sqrt(math.prod(slot.shape[1:]))
     is_offset = key.endswith((".bias", "running_mean"))
     return 0.1 * noise if is_offset else 1 + 0.1 * noise
-
-
-def _rope_frequencies(slot: Tensor) -> Tensor:
-    """(4, c/2): three equal rows 256^(-2i/c), then a row of zeros (spec section 6.2)."""
-    _, half = slot.shape
-    index = torch.arange(half, device=slot.device, dtype=torch.float32)
-    row = 256.0 ** (-index / half)
-    return torch.stack((row, row, row, torch.zeros_like(row)))
 
 
 def _stable_seed(seed: int, key: str) -> int:

@@ -1,11 +1,11 @@
 """Everything about a request that does not depend on its pixels, prompt or seed (spec section 13).
 
-`StaticTables` live as long as the model; `StepTable`s as long as a (sampler, steps, shift) choice.
+`StaticTables` live as long as the model; `DenoisingStep`s as long as a (sampler, steps, shift) choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.position_ids import stream_position_ids, text_position_ids
 from pipelines.flux3_action.rope import rope_table
-from pipelines.flux3_action.transformer import ActionTransformer, Modulation
+from pipelines.flux3_action.transformer import TEXT, ActionTransformer, Modulation
+from stages.samplers import SamplerPlan, SolverStep
 
 VIDEO = "video"
 VIDEO_COND = "video_cond"
-TEXT = "txt"
 
 
 class StaticTables(nn.Module):
@@ -38,10 +38,14 @@ class StaticTables(nn.Module):
         ids = stream_position_ids(config)
         for stream in (VIDEO, VIDEO_COND, self.action, self.state):
             self.register_buffer(f"rope_{stream}", self._rope(ids[stream]))
-        vec = transformer.time_vector(torch.zeros(1, device=device))
-        for stream in (TEXT, VIDEO_COND, self.state):
-            self._keep_modulation(f"early_{stream}", transformer.early_modulation(stream, vec))
-            self._keep_modulation(f"joint_{stream}", transformer.joint_modulation(stream, vec))
+        for name, tensor in self._from_weights(transformer):
+            self.register_buffer(name, tensor)
+
+    @torch.inference_mode()
+    def refresh(self, transformer: ActionTransformer) -> None:
+        """Compute the modulations again, in place, after weights changed in place."""
+        for name, tensor in self._from_weights(transformer):
+            self.get_buffer(name).copy_(tensor)
 
     def rope(self, stream: str) -> Tensor:
         return self.get_buffer(f"rope_{stream}")
@@ -61,10 +65,18 @@ class StaticTables(nn.Module):
         table = rope_table(ids, axes_dim=transformer.axes_dim, theta=transformer.theta)
         return table.to(self._device)
 
-    def _keep_modulation(self, name: str, modulation: Modulation) -> None:
-        self.register_buffer(f"{name}_shift", modulation.shift)
-        self.register_buffer(f"{name}_scale", modulation.scale)
-        self.register_buffer(f"{name}_gate", modulation.gate)
+    def _from_weights(self, transformer: ActionTransformer) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of every buffer that depends on weights."""
+        vec = transformer.time_vector(torch.zeros(1, dtype=torch.float32, device=self._device))
+        for stream in (TEXT, VIDEO_COND, self.state):
+            for kind, modulate in (
+                ("early", transformer.early_modulation),
+                ("joint", transformer.joint_modulation),
+            ):
+                modulation = modulate(stream, vec)
+                yield f"{kind}_{stream}_shift", modulation.shift
+                yield f"{kind}_{stream}_scale", modulation.scale
+                yield f"{kind}_{stream}_gate", modulation.gate
 
     def _modulation(self, name: str) -> Modulation:
         return Modulation(
@@ -92,20 +104,27 @@ class StepTable:
     action: StreamStep
 
 
-def step_tables(
-    transformer: ActionTransformer, action_stream: str, times: Sequence[float], *, device: torch.device
-) -> tuple[StepTable, ...]:
-    """One table per network time. Each time is evaluated alone: batching them could change bits."""
-    tables = []
-    for time in times:
+@dataclass(frozen=True)
+class DenoisingStep:
+    """The inputs of one denoising step."""
+
+    table: StepTable
+    solver: SolverStep
+
+
+def denoising_steps(
+    transformer: ActionTransformer, action_stream: str, plan: SamplerPlan, *, device: torch.device
+) -> tuple[DenoisingStep, ...]:
+    """One a step of the plan. Each time is evaluated alone: batching them could change bits."""
+    steps = []
+    for time, solver in zip(plan.times, plan.steps(device), strict=True):
         vec = transformer.time_vector(torch.tensor([time], dtype=torch.float32, device=device))
-        tables.append(
-            StepTable(
-                video=_stream_step(transformer, VIDEO, vec),
-                action=_stream_step(transformer, action_stream, vec),
-            )
+        table = StepTable(
+            video=_stream_step(transformer, VIDEO, vec),
+            action=_stream_step(transformer, action_stream, vec),
         )
-    return tuple(tables)
+        steps.append(DenoisingStep(table, solver))
+    return tuple(steps)
 
 
 def _stream_step(transformer: ActionTransformer, stream: str, vec: Tensor) -> StreamStep:

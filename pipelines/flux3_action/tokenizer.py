@@ -94,7 +94,8 @@ class CaptionTokenizer:
         kept = ids[:MAX_TOKENS]
         length = min(BUCKET * math.ceil(len(kept) / BUCKET), MAX_TOKENS)
         padded = kept + [self._tokenizer.pad_token_id] * (length - len(kept))
-        return TokenizedCaption(torch.tensor([padded]), len(kept), truncated=len(ids) > len(kept))
+        input_ids = torch.tensor([padded], dtype=torch.int64, device="cpu")
+        return TokenizedCaption(input_ids, len(kept), truncated=len(ids) > len(kept))
 
 
 def build_tiny_tokenizer() -> CaptionTokenizer:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import ConfigError
+from pipelines.flux3_action.policy_config import LATENT_CHANNELS
 from pipelines.flux3_action.video_vae_layers import (
+    Attention,
     Block,
     Grid,
     Linear,
@@ -34,7 +36,7 @@ class VideoEncoderConfig:
     depths: tuple[int, ...] = (1, 4, 8, 8)
     num_heads: tuple[int, ...] = (4, 8, 16, 32)
     temporal: tuple[bool, ...] = (False, False, True, True)
-    z_dim: int = 96
+    z_dim: int = LATENT_CHANNELS
 
 
 class VideoEncoder(nn.Module):
@@ -77,6 +79,12 @@ class VideoEncoder(nn.Module):
                 )
         self.encoder.prepare(canvas)
         self._prepared.add((canvas, device))
+
+    def refresh(self) -> None:
+        """Compute the tables of all prepared canvases again, in place, after weights changed in place."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.refresh()
 
     def encode(self, canvas: Tensor) -> Tensor:
         """(B, 3, T, H, W) in [-1, 1], any float dtype -> (B, z_dim, T', ceil(H/32), ceil(W/32)).

@@ -136,10 +136,20 @@ class Attention(nn.Module):
         self._tables: dict[tuple[Grid, torch.device], _Tables] = {}
 
     def prepare(self, grid: Grid) -> None:
-        axes = [Axis(n, k, causal=i == 0) for i, (n, k) in enumerate(zip(grid, self.window, strict=True))]
         device, dtype = self.qkv.weight.device, self.qkv.weight.dtype
+        if (grid, device) in self._tables:  # tables stay where they are: graphs read them by address
+            return
+        axes = [Axis(n, k, causal=i == 0) for i, (n, k) in enumerate(zip(grid, self.window, strict=True))]
         cos, sin = (table.to(device, dtype) for table in self.rope.tables(grid))
         self._tables[grid, device] = _Tables(build_neighbourhood(axes).to(device, dtype), cos, sin)
+
+    @torch.inference_mode()  # where the tables may have been made
+    def refresh(self) -> None:
+        """Compute the positions of all prepared grids again, in place."""
+        for (grid, _), tables in self._tables.items():
+            cos, sin = self.rope.tables(grid)
+            tables.cos.copy_(cos)
+            tables.sin.copy_(sin)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, t, h, w, width = x.shape
@@ -162,7 +172,8 @@ class Rotary(nn.Module):
         super().__init__()
         c = head_dim // 4
         row = [256.0 ** (-2 * i / c) for i in range(c // 2)]
-        self.register_buffer("inv_freq", torch.tensor([row, row, row, [0.0] * len(row)]))
+        rows = torch.tensor([row, row, row, [0.0] * len(row)], dtype=torch.float32)
+        self.register_buffer("inv_freq", rows)
 
     def tables(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """cos and sign-carrying sin of all positions, float32 (N, 1, 1, head_dim) on the CPU."""

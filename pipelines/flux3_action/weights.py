@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from accel.errors import CheckpointError, ConfigError
 from pipelines.checkpoint import Checkpoint, load_into, open_checkpoint
 from pipelines.device_memory import module_bytes, require_fits
 from pipelines.flux3_action.package import PACKAGE_FILES, read_package, variant_subfolder
-from pipelines.flux3_action.policy_config import PolicyConfig
+from pipelines.flux3_action.policy_config import LATENT_CHANNELS, PolicyConfig
 from pipelines.flux3_action.synthetic import Size, droid_config, fill_synthetic, video_encoder_config
 from pipelines.flux3_action.text_encoder import (
     CaptionEncoder,
@@ -182,13 +183,18 @@ def _package(weights: WeightsConfig, variant: str, hub: Hub) -> _Source:
     config = package.config
     nearby = (folder, folder.parents[1]) if variant_subfolder(variant) else (folder,)
     dit = open_checkpoint(package.weights)
-    vae = open_checkpoint(
-        resolve(config.video_vae_id, default_file="video_vae.safetensors", relative_to=nearby, hub=hub)
-    )
-    text_folder = resolve(config.text_encoder_id, relative_to=nearby, hub=hub)
+    with _named_by("video_vae_id", folder):
+        vae_file = resolve(
+            config.video_vae_id, default_file="video_vae.safetensors", relative_to=nearby, hub=hub
+        )
+    with _named_by("text_encoder_id", folder):
+        text_folder = resolve(config.text_encoder_id, relative_to=nearby, hub=hub)
+    vae = open_checkpoint(vae_file)
+    vae_config = read_video_encoder_config(vae)
     text = open_checkpoint(text_folder)
     text_config = read_text_config(text_folder)
     tokenizer = CaptionTokenizer.from_folder(text_folder)
+    _check_latents(vae.path, vae_config)
     _check_text(text_folder, config, text_config, tokenizer)
     _check_fp8_scales(dit)
 
@@ -205,16 +211,26 @@ def _package(weights: WeightsConfig, variant: str, hub: Hub) -> _Source:
         load_into(text, encoder.checkpoint_slots(), prefix=prefix, ignore=unused)
 
     checked = "checksums verified" if weights.verify_checksums else "weight checksum not verified"
+    described = (f"{origin}, variant {variant}, {checked}", *config.notes)
     return _Source(
         config=config,
-        vae=read_video_encoder_config(vae),
+        vae=vae_config,
         text=text_config,
         tokenizer=tokenizer,
         fill_transformer=fill_transformer,
         fill_vae=fill_vae,
         fill_text_encoder=fill_text_encoder,
-        description=f"{origin}, variant {variant}, {checked}",
+        description="; ".join(described),
     )
+
+
+@contextmanager
+def _named_by(key: str, folder: Path) -> Iterator[None]:
+    """Say which key of the package's config asked for what could not be found."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{key} in the config of {folder}: {error}") from error
 
 
 def _locate(weights: WeightsConfig, variant: str, hub: Hub) -> tuple[Path, str]:
@@ -225,6 +241,14 @@ def _locate(weights: WeightsConfig, variant: str, hub: Hub) -> tuple[Path, str]:
         return root / subfolder, str(root)
     where = HubId(weights.repo or "", subfolder or None, weights.revision)
     return hub.folder(where, files=PACKAGE_FILES), str(where)
+
+
+def _check_latents(path: Path, vae: VideoEncoderConfig) -> None:
+    if vae.z_dim != LATENT_CHANNELS:
+        raise CheckpointError(
+            f"{path}: the video VAE has {vae.z_dim} latent channels, the policy takes {LATENT_CHANNELS}. "
+            "Use the video VAE that the package names."
+        )
 
 
 def _check_text(folder: Path, config: PolicyConfig, text: Any, tokenizer: CaptionTokenizer) -> None:

@@ -18,7 +18,10 @@ X = torch.tensor([[1.0, 2, 3], [4, 5, 6]])
 
 
 class Harness:
-    """A function behind a WholeGraph; calling it keeps the last outcome."""
+    """A function behind a WholeGraph; calling it keeps the last outcome.
+
+    options: further arguments of WholeGraph. policy: fields of the policy.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Harness:
         modules: Callable[[], Mapping[str, nn.Module]] = dict,
         backend: RecordingBackend | None = None,
         fail_at: int | None = None,
+        options: Mapping[str, Any] | None = None,
         **policy: Any,
     ) -> None:
         settings: dict[str, Any] = dict(max_entries=8, on_full="eager") | policy
@@ -42,8 +46,14 @@ class Harness:
             watch=ModuleWatch(modules, CPU),
             policy=common.for_stage("toy"),
             fused=frozenset(),
+            **(options or {}),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value, self.outcome = self.graph.call(args, kwargs)
+        return value
+
+    def vouched(self, *args: Any, sealed: Any = None, tokens: Any = None) -> Any:
+        """A call with a key or tokens of the caller."""
+        value, self.outcome = self.graph.call(args, {}, sealed=sealed, tokens=tokens)
         return value

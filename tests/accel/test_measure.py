@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accel.measure.memory import memory_snapshot
-from accel.measure.profile import busy_time, profile_call
+from accel.measure.profile import busy_time, count_host_launches, profile_call
 from accel.measure.timing import median, percentile, wall_timer
 
 CPU = torch.device("cpu")
@@ -37,6 +37,13 @@ def test_the_timer_measures_its_block() -> None:
 def test_busy_time_counts_overlap_once() -> None:
     assert busy_time([(5, 7), (0, 2), (1, 3), (6, 6.5)]) == 5
     assert busy_time([]) == 0
+
+
+def test_host_launches_are_calls_that_start_work() -> None:
+    started = ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGraphLaunch"]
+    copied = ["cudaMemcpyAsync", "cudaMemsetAsync"]
+    others = ["cudaDeviceSynchronize", "cudaEventRecord", "cudaMalloc", "cudaGraphInstantiate", "aten::mul"]
+    assert count_host_launches([*started, *others, *copied]) == 6
 
 
 def test_a_cpu_has_no_device_numbers() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from accel.graphs.arguments import NamedArguments
 from accel.graphs.signature import Environment, Signature, differences
 from accel.graphs.tree import MAX_LEAVES, UnsupportedValueError, flatten
 
@@ -101,6 +102,8 @@ def test_switches_that_choose_kernels_count() -> None:
         cast = signature(a=X)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         math = signature(a=X)
+    with torch.device("cpu"):
+        placed = signature(a=X)
     torch.use_deterministic_algorithms(True)
     try:
         deterministic = signature(a=X)
@@ -113,5 +116,37 @@ def test_switches_that_choose_kernels_count() -> None:
         precision = signature(a=X)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert len({plain, cast, math, deterministic, precision}) == 5
-    assert differences(cast, plain)[0].startswith("autocast: (True, torch.bfloat16)")
+    assert len({plain, cast, math, placed, deterministic, precision}) == 6
+    assert differences(cast, plain) == ["autocast: True vs False"]
+
+
+def mixed(a: Any, b: Any = 2, *, c: Any, d: Any = 4) -> Any: ...
+
+
+def test_arguments_have_one_form_however_they_are_passed() -> None:
+    named = NamedArguments(mixed)
+    expected = {"a": 1, "b": 2, "c": 3, "d": 4}
+    for args, kwargs in [((1,), {"c": 3}), ((), {"d": 4, "c": 3, "a": 1}), ((1, 2), {"c": 3, "d": 4})]:
+        values = named.bind(args, kwargs)
+        assert list(values.items()) == list(expected.items())
+    free = NamedArguments(lambda a, *rest, **more: (a, rest, more))
+    values = free.bind((1, 2, 3), {"k": 4})
+    assert values == {"a": 1, "rest": (2, 3), "more": {"k": 4}}
+    assert free.call(values) == (1, (2, 3), {"k": 4})
+
+
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {"c": 1}),
+    ((1,), {}),
+    ((1, 2, 3), {"c": 1}),
+    ((1,), {"a": 1, "c": 1}),
+    ((1,), {"c": 1, "e": 1}),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), WRONG)
+def test_wrong_arguments_are_refused_as_by_the_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        mixed(*args, **kwargs)
+    with pytest.raises(TypeError):
+        NamedArguments(mixed).bind(args, kwargs)

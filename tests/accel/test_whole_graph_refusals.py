@@ -13,8 +13,9 @@ from graph_harness import Harness, X
 from torch import Tensor, nn
 
 from accel.graphs.backend import CaptureFailedError
-from accel.graphs.recording import RecordedGraph
-from accel.record import Kind, Reason
+from accel.graphs.capture import RunEagerError
+from accel.graphs.recording import RecordedGraph, RecordingBackend
+from accel.record import Kind, Outcome, Reason
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,8 @@ def test_c02_a_constant_that_always_differs_ends_in_eager(
     assert run.backend.captures <= 12
     assert run.outcome.reason is Reason.CACHE_FULL
     assert len(caplog.messages) == 1
-    assert "g: " in caplog.messages[0]
+    assert "g took 5 values while all else was equal (0.0, 0.02, 0.04, 0.06, 0.08)" in caplog.messages[0]
+    assert "pass it as a tensor" in caplog.messages[0]
 
 
 def test_modules_in_the_wrong_state_run_eager_by_name() -> None:
@@ -122,19 +124,62 @@ def test_three_signatures_that_fail_alike_end_capturing() -> None:
     assert "3 signatures failed alike" in run.outcome.detail
 
 
-def test_c06_a_spoiled_capture_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Harness(lambda x: x + 1)
-    capture = run.backend.capture
+def test_c06_a_spoiled_capture_is_tried_once_more() -> None:
+    backend, disturbed = RecordingBackend(), True
 
-    def spoiled(fn: Any, pool: Any) -> Any:
-        raise CaptureFailedError(RuntimeError("previous error during capture"), spoiled=True)
+    def record(fn: Any, pool: Any) -> Any:
+        if disturbed:
+            raise CaptureFailedError(RuntimeError("previous error during capture"), spoiled=True)
+        return backend.capture(fn, pool)
 
-    monkeypatch.setattr(run.backend, "capture", spoiled)
+    run = Harness(lambda x: x + 1, backend=backend, options={"record": record})
     assert torch.equal(run(X), X + 1)
     assert run.outcome.reason is Reason.CAPTURE_FAILED
-    monkeypatch.setattr(run.backend, "capture", capture)
+    disturbed = False
     run(X)
     assert run.outcome.kind is Kind.CAPTURED
+
+
+def test_a_constant_that_varies_along_with_a_shape_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    run = Harness(lambda x, n, flag: x[:n] if flag else x, max_entries=16)
+    with caplog.at_level(logging.WARNING, "samebit"):
+        for n in range(1, 9):
+            for flag in (True, False):
+                run(torch.ones(n), n, flag)
+    assert caplog.messages == []
+    assert run.backend.captures == 16
+
+
+def test_a_region_that_may_not_capture_says_how_the_call_differs() -> None:
+    run = Harness(lambda x: x + 1)
+    run(torch.ones(4))
+    run.graph.allow_capture = False
+    assert torch.equal(run(torch.ones(6)), torch.full((6,), 2.0))
+    assert run.outcome == Outcome(Kind.EAGER, Reason.NOT_WARMED, "x: shape (6,) vs (4,)")
+    assert torch.equal(run(torch.ones(4)), torch.full((4,), 2.0))
+    assert run.outcome.kind is Kind.REPLAYED
+
+
+def test_a_guard_that_fails_costs_its_graph_only_that_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+    def guarded(graph: RecordedGraph) -> None:
+        replay(graph)  # random numbers were drawn by the time the guard speaks
+        raise RunEagerError(Reason.GUARD_FAILED, "3 tokens vs 4")
+
+    run, replay = Harness(noisy), RecordedGraph.replay
+    run(X)
+    torch.manual_seed(7)
+    expected = [noisy(X), noisy(X)]
+    torch.manual_seed(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedGraph, "replay", guarded)
+        values = [run(X)]
+        assert run.outcome == Outcome(Kind.EAGER, Reason.GUARD_FAILED, "3 tokens vs 4")
+    values.append(run(X))
+    assert run.outcome.kind is Kind.REPLAYED
+    assert all(map(torch.equal, values, expected))
 
 
 def test_running_out_of_memory_is_reported_and_survived() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from accel.graphs.cuda import CudaBackend
 from accel.graphs.modules import ModuleWatch
+from accel.graphs.results import Outputs
 from accel.graphs.whole import WholeGraph
 from accel.policy import StagePolicy
 from accel.record import Kind, Outcome
@@ -37,6 +38,8 @@ class Harness:
         modules: Callable[[], Mapping[str, nn.Module]] = dict,
         max_entries: int = 8,
         on_full: Any = "eager",
+        memory_budget_mb: int | None = None,
+        outputs: Outputs = "clone",
     ) -> None:
         backend = CudaBackend(torch.device("cuda"))
         policy = StagePolicy(
@@ -45,11 +48,18 @@ class Harness:
             max_entries=max_entries,
             max_segments=1,
             on_full=on_full,
+            memory_budget_mb=memory_budget_mb,
             fused={},
         )
         watch = ModuleWatch(modules, backend.device)
         self.graph = WholeGraph(
-            fn, name="toy.f", backend=backend, watch=watch, policy=policy, fused=frozenset()
+            fn,
+            name="toy.f",
+            backend=backend,
+            watch=watch,
+            policy=policy,
+            fused=frozenset(),
+            outputs=outputs,
         )
         self.outcomes: list[Outcome] = []
 

@@ -1,8 +1,7 @@
-"""Real CUDA graphs side by side, across streams, and what a replay costs."""
+"""Real CUDA graphs side by side and across streams, and which kernels they run."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -54,21 +53,11 @@ def test_replays_on_another_stream_wait_for_the_previous_one() -> None:
     assert all(torch.equal(result, f(x)) for result, x in zip(results, inputs, strict=True))
 
 
-def test_replays_cost_little_host_time_and_run_eager_s_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replays_run_the_kernels_of_eager() -> None:
     layers = [layer for _ in range(50) for layer in (nn.Linear(64, 64), nn.GELU())]
-    module = nn.Sequential(*layers).requires_grad_(False).eval()
-    run, x = Harness(lambda x: module(x), modules=lambda: {"net": module}), torch.randn(16, 64)
+    module, x = nn.Sequential(*layers).requires_grad_(False).eval(), torch.randn(16, 64)
+    run = Harness(lambda x: module(x), modules=lambda: {"net": module})
     run(x)
-    host = []
-    for _ in range(200):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        run(x)
-        host.append(1e6 * (time.perf_counter() - started))
-    median = sorted(host)[100]
-    with capsys.disabled():
-        print(f"\nreplay, 100 kernels, 100 weights: {median:.0f} us of host time")
-    assert median < 250
     # Profiled last: a process that was profiled once launches graphs more slowly from then on.
     eager = profile_call(lambda: module(x), device=torch.device("cuda"))
     replayed = profile_call(lambda: run(x), device=torch.device("cuda"))

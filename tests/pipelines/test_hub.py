@@ -20,6 +20,8 @@ FILES = {
     "text_encoder/config.json": b"{}",
     "text_encoder/model.safetensors": b"text",
     "text_encoder/pytorch_model.bin": b"pickle",
+    "text_encoder/onnx/model.safetensors": b"another text",
+    "text_encoder/onnx/config.json": b"{}",
 }
 
 
@@ -93,7 +95,9 @@ def test_ids_split_at_the_first_at_then_the_first_colon(spec, parsed):
     assert HubId.parse(spec) == parsed
 
 
-@pytest.mark.parametrize("spec", ["./gone", "/gone/away", "../gone", "a/b/c", "org/base:../x", "", "a b/c"])
+@pytest.mark.parametrize(
+    "spec", ["./gone", "/gone/away", "../gone", "a/b/c", "org/base:../x", "", "a b/c", "org/base:*"]
+)
 def test_neither_path_nor_id(spec):
     with pytest.raises(CheckpointError, match="path"):
         resolve(spec)
@@ -125,9 +129,16 @@ def test_downloads_one_file(hub, spec, data):
     assert resolve(spec, default_file="video_vae.safetensors", hub=hub).read_bytes() == data
 
 
-def test_downloads_a_subfolder_without_pickles(hub):
-    folder = resolve("org/base:text_encoder", hub=hub)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("org/base:text_encoder", ["config.json", "model.safetensors"]),
+        ("org/base", ["other.safetensors", "video_vae.safetensors"]),
+    ],
+)
+def test_downloads_one_folder_without_pickles_and_what_lies_below(hub, spec, names):
+    folder = resolve(spec, hub=hub)
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 @pytest.mark.parametrize(

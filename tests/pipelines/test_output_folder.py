@@ -144,6 +144,30 @@ def test_full_disk_changes_nothing(tmp_path: Path, monkeypatch, number: int) -> 
     assert names(tmp_path) == ["canvas.png"]
 
 
+def test_a_folder_in_the_place_of_a_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "actions.npy").write_bytes(OLD)
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(OutputError, match=r"'result\.json' is a folder.*Written: none; .* unchanged"):
+        OutputFolder(tmp_path, None).write({"actions.npy": b"new", "result.json": b"{}"})
+    assert (tmp_path / "actions.npy").read_bytes() == OLD
+    assert names(tmp_path) == ["actions.npy", "result.json"]
+
+
+def test_a_failure_midway_says_what_is_written(tmp_path: Path, monkeypatch) -> None:
+    replace = os.replace
+
+    def fail_at_second(source: Path, target: Path) -> None:
+        if target.name == "result.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_at_second)
+    with pytest.raises(OutputError, match=r"Written: actions\.npy\.") as caught:
+        OutputFolder(tmp_path, None).write({"actions.npy": b"new", "result.json": b"{}"})
+    assert "unchanged" not in str(caught.value)
+    assert names(tmp_path) == ["actions.npy"]
+
+
 def test_ctrl_c_while_writing_changes_nothing(tmp_path: Path, monkeypatch) -> None:
     def interrupt(_descriptor: int) -> None:
         raise KeyboardInterrupt

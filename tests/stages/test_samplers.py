@@ -3,8 +3,9 @@ import torch
 
 from accel.errors import ConfigError
 from stages.guidance import combine, passes, resolve_guidance
-from stages.samplers import sampler_plan
+from stages.samplers import Euler, History, UniPC, sampler_plan
 
+CPU = torch.device("cpu")
 SCHEDULES = ("1_shift5", "2_shift5", "3_shift5", "4_shift5", "8_shift5", "4_shift1", "10_shift3", "16_shift5")
 
 
@@ -23,10 +24,10 @@ def plan_of(case):
 
 def denoise(plan, start, velocity):
     """All samples that the model sees, and the final one."""
-    sample, history, seen = start, plan.initial_history(), []
-    for i, t in enumerate(plan.times):
+    sample, history, seen = start, History(), []
+    for step, t in zip(plan.steps(CPU), plan.times, strict=True):
         seen.append(sample)
-        sample, history = plan.step(i, sample, velocity(sample, t), history)
+        sample, history = step(sample, velocity(sample, t), history)
     return torch.stack(seen), sample
 
 
@@ -58,13 +59,27 @@ def test_euler_reproduces_the_reference(golden, golden_case, schedule):
 
 
 def test_coefficients_of_the_released_schedule():
-    first, second, third, last = sampler_plan("cosmos_unipc", steps=4, shift=5.0).steps
+    """A row holds sigma, then keep, data, curve, inverse ratio and correction of corrector and predictor."""
+    first, second, third, last = sampler_plan("cosmos_unipc", steps=4, shift=5.0).coefficients
     near = lambda value: pytest.approx(value, abs=2e-6)  # noqa: E731
-    assert (first.predictor.keep, first.predictor.data) == (near(0.937453), near(0.062547))
-    assert second.corrector.correction == near(0.031273)
-    assert (second.predictor.curve, second.predictor.ratio) == (near(0.055593), near(-5.300101))
-    assert (third.corrector.curve, third.corrector.correction) == (near(0.002884), near(0.062671))
-    assert (last.corrector, last.predictor) == (None, None)
+    assert first[6:8] == (near(0.937453), near(0.062547))
+    assert second[5] == near(0.031273)
+    assert second[8:10] == (near(0.055593), near(1 / -5.300101))
+    assert (third[3], third[5]) == (near(0.002884), near(0.062671))
+    assert not any(last[1:])
+
+
+@pytest.mark.parametrize("steps", [4, 12])
+def test_all_steps_in_the_middle_have_the_same_terms(steps):
+    """So that one graph serves them; first, second and last step differ."""
+    first, second, *middle, last = sampler_plan("cosmos_unipc", steps=steps, shift=5.0).solvers
+    assert set(middle) == {UniPC(corrector=2, predictor=2)}
+    assert (first, second, last) == (
+        UniPC(corrector=0, predictor=1),
+        UniPC(corrector=1, predictor=2),
+        UniPC(corrector=0, predictor=0),
+    )
+    assert set(sampler_plan("euler", steps=steps, shift=5.0).solvers) == {Euler()}
 
 
 @pytest.mark.parametrize("name", ["cosmos_unipc", "euler"])
@@ -86,14 +101,16 @@ def test_plans_are_shared_and_hashable():
 
 
 def test_steps_do_not_write_to_their_arguments():
-    plan = sampler_plan("cosmos_unipc", steps=3, shift=5.0)
-    sample, velocity, history = torch.ones(4), torch.full((4,), 0.5), plan.initial_history()
-    for i in range(3):
-        sample, history = plan.step(i, sample, velocity, history)
-        kept = [t.clone() for t in (sample, *history.predictions)]
+    steps = sampler_plan("cosmos_unipc", steps=4, shift=5.0).steps(CPU)
+    sample, velocity, history = torch.ones(4), torch.full((4,), 0.5), History()
+    for step in steps[:3]:
+        sample, history = step(sample, velocity, history)
+    kept = [t.clone() for t in (sample, *history.predictions, history.predicted_from)]
+    for step in steps[1:]:
+        step(sample, velocity, history)
     assert torch.equal(velocity, torch.full((4,), 0.5))
-    plan.step(1, sample, velocity, history)
-    assert all(torch.equal(a, b) for a, b in zip(kept, (sample, *history.predictions), strict=True))
+    now = (sample, *history.predictions, history.predicted_from)
+    assert all(map(torch.equal, kept, now))
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,11 @@ def test_c27_the_same_slips_in_a_file_of_the_user(text: str, words: str, tmp_pat
         ("weights.path=./p", "use weights=local"),
         ("weights=local,./p", "weights.path=./a,./b"),
         ("weights=local", "weights.path"),
+        ("weights=tests/golden/flux3/package", "write weights=./tests/golden/flux3/package"),
+        ("device=cuda:99999999999999999999", "expected auto, cpu, cuda or cuda:N"),
+        ("device=gpu", "did you mean 'cuda'?"),
+        ("dtype=float32", "did you mean 'fp32'?"),
+        ("~seed", "set seed=..."),
         ("observation.npz=a.npz", "exactly one of episode, npz, images"),
         ("hydra.run.dri=x", "dri"),
         ("hydra/launchr=basic", "did you mean 'hydra/launcher'?"),
@@ -142,10 +147,14 @@ def test_c27_the_same_slips_in_a_file_of_the_user(text: str, words: str, tmp_pat
         ("model=flux2_klein", "Models that run: flux3_action"),
         ("task=serve", "task=serve is not available in this version"),
         ("accel=compile", "accel=compile is not available in this version"),
-        ("accel.stages.vae.graph_mode=segmented", "accel.stages.vae.graph_mode=segmented is not available"),
+        (
+            "accel.stages.action_decoding.enable_cuda_graph=false",
+            "'action_decoding' is no stage with regions",
+        ),
     ],
 )
-def test_mistakes_say_what_to_do(argument: str, words: str) -> None:
+def test_mistakes_say_what_to_do(argument: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(config.ROOT)
     assert words in refusal(argument)
 
 
@@ -154,6 +163,7 @@ def test_mistakes_say_what_to_do(argument: str, words: str) -> None:
     [
         ("weights=./p", ["weights=local", "weights.path='./p'"]),
         ("weights=/data/p", ["weights=local", "weights.path='/data/p'"]),
+        ("output.dir=~/p", ["output.dir='~/p'"]),
         ("weights=me/droid", ["weights=hub", "weights.repo='me/droid'"]),
         ("weights=me/droid@12e5", ["weights=hub", "weights.repo='me/droid'", "weights.revision='12e5'"]),
         ("experiment=null", ["~experiment"]),
@@ -195,3 +205,13 @@ def test_two_commands_of_one_second_have_two_folders() -> None:
     first, second = plan("seed=1").jobs[0].folder, plan("seed=1").jobs[0].folder
     assert first != second
     assert first.parent.name == second.parent.name
+
+
+def test_no_other_type_is_suggested_for_a_dtype() -> None:
+    assert "did you mean" not in refusal("dtype=fp16")
+    assert "did you mean" not in refusal("dtype=float16")
+
+
+def test_the_home_folder_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert plan("output.dir=~/p").jobs[0].folder == tmp_path / "p"

@@ -15,7 +15,8 @@ from accel.policy import AccelPolicy
 from accel.site_names import SITE_NAMES
 from pipelines.catalogue import MODELS
 from pipelines.flux3_action.settings import Flux3Settings
-from tasks.config import CONF, compose, config_hash
+from tasks.composition import Composer
+from tasks.config import CONF, RunConfig, build, compose, config_hash
 
 REPO = CONF.parent
 
@@ -24,6 +25,12 @@ def run(*argv: str, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(REPO / "run.py"), *argv], cwd=cwd, capture_output=True, text=True, timeout=120
     )
+
+
+def composed(*overrides: str) -> RunConfig:
+    """A configuration, also one that this version does not carry out."""
+    result = Composer(CONF).compose(overrides)
+    return build(result.tree, result.source)
 
 
 COMMANDS = [
@@ -45,7 +52,14 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_documented_choice_composes(command: str) -> None:
     overrides = command.split(";") if ";" in command else command.split()
-    assert compose(*overrides)
+    assert composed(*overrides)
+
+
+@pytest.mark.parametrize("override", ["accel=compile", "accel=auto", "task=bench", "model=flux2_klein"])
+def test_the_library_refuses_what_the_command_refuses(override: str) -> None:
+    assert composed(override)
+    with pytest.raises(ConfigError, match="this version"):
+        compose(override)
 
 
 def test_the_defaults() -> None:
@@ -102,7 +116,7 @@ def test_loose_images_as_observation() -> None:
 
 def test_models_without_eyes_take_no_observation() -> None:
     with pytest.raises(ConfigError, match="takes none"):
-        compose("model=ltx2", "observation={episode: x}")
+        composed("model=ltx2", "observation={episode: x}")
 
 
 def test_free_keys_have_one_place() -> None:
@@ -112,12 +126,42 @@ def test_free_keys_have_one_place() -> None:
 
 
 def test_the_hash_follows_settings_and_not_places() -> None:
-    assert config_hash(compose()) == config_hash(compose("output.dir=elsewhere"))
+    assert config_hash(compose()) == config_hash(compose("output.dir=elsewhere", "logger=quiet"))
     assert config_hash(compose()) != config_hash(compose("seed=1"))
+
+
+def test_the_shipped_episode_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_home = config_hash(compose())
+    monkeypatch.chdir(tmp_path)
+    config = compose()
+    assert config.observation is not None
+    assert config.observation.episode == str(REPO / "data" / "panda_lift")
+    assert config_hash(config) == at_home
+    (tmp_path / "data" / "panda_lift").mkdir(parents=True)
+    assert compose().observation == compose("observation.episode=data/panda_lift").observation
+    assert compose("observation.episode=nowhere").observation.episode == "nowhere"  # type: ignore[union-attr]
+
+
+def test_the_home_folder_is_written_out_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = compose("observation.episode=~/e", "accel.manifest=~/m.json", "output.dir=~/o")
+    assert config.observation is not None
+    assert config.observation.episode == f"{tmp_path}/e"
+    assert config.accel.manifest == f"{tmp_path}/m.json"
+    assert config.output.dir == f"{tmp_path}/o"
 
 
 def test_the_catalogue_knows_every_model_file() -> None:
     assert set(MODELS) == {path.stem for path in (CONF / "model").glob("*.yaml")}
+
+
+def test_the_catalogue_lists_the_stages_with_regions() -> None:
+    from accel.region import loop_bodies_of, regions_of
+    from pipelines.build import build as build_pipeline
+
+    pipeline = build_pipeline(compose("size=tiny", "device=cpu", "accel=eager"))
+    stages = [s.name for s in pipeline.stages if any(regions_of(s)) or any(loop_bodies_of(s))]
+    assert tuple(stages) == MODELS["flux3_action"].stages
 
 
 def test_a_typo_costs_two_lines_and_no_torch(tmp_path: Path) -> None:

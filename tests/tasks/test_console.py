@@ -60,14 +60,18 @@ def cuda_record() -> RunRecord:
     for site in SITES[:3]:
         stage.sites[SiteOutcome(site, True)] = 8
     stage.sites[SiteOutcome("qk_norm_rope", False, Reason.MISMATCH, "index 3: 0x3f81 vs 0x3f80")] = 8
-    stage.launches, stage.gpu_busy_ms, stage.extra_bytes = 1234, 93.0, 123_000_000
+    stage.launches, stage.host_launches, stage.gpu_busy_ms = 1234, 7, 93.0
+    stage.extra_bytes = 123 * 2**20
     return record
 
 
-def shown(record: RunRecord, *, kind: str = "plain", file: io.StringIO | None = None, unequal=()) -> str:
+def shown(
+    record: RunRecord, *, kind: str = "plain", file: io.StringIO | None = None, unequal=(), not_worth_it=()
+) -> str:
     file = file or io.StringIO()
     with RunConsole(kind, file=file) as console:
-        console.report(record, timed(StageRecord("request"), 920.0, *[110.0] * 5), unequal=unequal)
+        request = timed(StageRecord("request"), 920.0, *[110.0] * 5)
+        console.report(record, request, unequal=unequal, not_worth_it=not_worth_it)
     return file.getvalue()
 
 
@@ -100,10 +104,12 @@ def test_cuda_run_shows_launches_busy_share_and_memory() -> None:
         "100.0",
         "900.0",
         "1234",
+        "7",
         "93",
         "%",
         "123",
     ]
+    assert "extra MiB" in text
     assert "20 replayed, 4 captured," in text
     assert "2 eager (capture_failed)" in text
 
@@ -129,6 +135,40 @@ def test_unequal_repeats_are_said() -> None:
     assert "UNEQUAL between 6 like requests: denoising.video_tokens" in text
     assert "all outputs equal" not in text
     assert "6 like requests: all outputs equal, bit for bit" in shown(cpu_record())
+
+
+def test_breaks_are_listed_by_place_and_counted() -> None:
+    record = cuda_record()
+    stage = record.stage("denoising")
+    stage.breaks = ["model.py:12 aten::item (automatic)"] * 4 + ["model.py:30 route (declared)"]
+    text = shown(record)
+    assert "Breaks between graphs\n  denoising: model.py:12 aten::item (automatic) x4\n" in text
+    assert "  denoising: model.py:30 route (declared)\n" in text
+    assert "Breaks" not in shown(cuda_record())
+
+
+def test_many_breaks_are_cut_short() -> None:
+    record = cuda_record()
+    record.stage("denoising").breaks = [f"model.py:{n} aten::item (automatic)" for n in range(300)]
+    text = shown(record)
+    assert text.count("aten::item (automatic)") == 12
+    assert "  and 288 more places; all are in result.json\n" in text
+
+
+def test_graphs_kept_and_evicted_are_counted_where_there_are_any() -> None:
+    record = cuda_record()
+    assert "Graphs" not in shown(record)
+    record.stage("denoising").entries, record.stage("vae").entries = 2, 1
+    assert "Graphs\n  kept: denoising 2, vae 1\n" in shown(record)
+    assert "evicted" not in shown(record)
+    record.stage("denoising").evictions = 3
+    assert "  evicted: denoising 3\n" in shown(record)
+
+
+def test_graphs_that_gain_little_are_named() -> None:
+    line = "vae.encode saves 1 %: 10.20 ms, eager 10.30 ms"
+    assert f"Graphs that gain little\n  {line}\n" in shown(cuda_record(), not_worth_it=[line])
+    assert "gain little" not in shown(cuda_record())
 
 
 def test_cold_request_alone_has_a_table_too() -> None:
@@ -167,7 +207,7 @@ def test_terminal_gets_bars_and_colour() -> None:
     assert "\x1b" in file.getvalue()
 
 
-def test_plain_progress_is_one_line_a_piece() -> None:
+def test_plain_progress_is_a_line_at_start_and_end_of_a_piece() -> None:
     file = io.StringIO()
     with RunConsole("plain", file=file) as console:
         console.progress.start("warm-up", 1)
@@ -177,6 +217,8 @@ def test_plain_progress_is_one_line_a_piece() -> None:
         console.progress.advance("warm-up")
         console.progress.finish("warm-up")
     assert [row.split()[:4] for row in file.getvalue().splitlines()] == [
+        ["warm-up", "0", "of", "1"],
+        ["denoising", "0", "of", "4"],
         ["denoising", "4", "of", "4"],
         ["warm-up", "1", "of", "1"],
     ]
@@ -208,7 +250,13 @@ def test_header_says_what_runs_and_what_it_is_worth() -> None:
         console.header(config_hash="0123456789ab", accel=POLICY, software=software())
         console.pipeline(description, device_facts("cpu"))
     text = file.getvalue()
-    for part in ("0123456789ab", "graph+fused", "torch 2", "flux3_action, size tiny (auto: no CUDA)", "cpu,"):
+    for part in (
+        "0123456789ab",
+        "graph+fused, tier exact",
+        "torch 2",
+        "flux3_action, size tiny (auto: no CUDA)",
+        "cpu,",
+    ):
         assert part in text
     assert "the outputs mean nothing" in text
 

@@ -20,6 +20,7 @@ def example() -> RunResult:
     stage.outcomes[Outcome(Kind.EAGER, Reason.NO_CUDA)] = 4
     return RunResult(
         status="ok",
+        verdict="not compared",
         pipeline={"model": "flux3_action"},
         config={"prompt": "été 猫", "seed": None},
         config_hash="0123456789ab",
@@ -29,6 +30,7 @@ def example() -> RunResult:
         strict_violations=[],
         request=record.stage("request").to_dict(),
         stages=record.to_dict(),
+        notes=[],
         digests={"denoising.action_tokens": "00ff"},
         files={"actions.npy": "ff00"},
     )
@@ -46,6 +48,13 @@ def test_is_readable_json_with_reasons_in_words() -> None:
     assert next(iter(rows)) == "schema"
     assert rows["stages"][0]["outcomes"] == [{"kind": "eager", "reason": "no_cuda", "detail": "", "count": 4}]
     assert "été 猫" in text
+
+
+def test_the_hit_ratio_is_the_share_of_replayed_calls() -> None:
+    record = RunRecord()
+    record.stage("denoising").outcomes.update({Outcome(Kind.REPLAYED): 3, Outcome(Kind.CAPTURED): 1})
+    record.stage("action_decoding")
+    assert [(row["tier"], row["hit_ratio"]) for row in record.to_dict()] == [("exact", 0.75), ("exact", None)]
 
 
 def test_numbers_that_json_lacks_are_not_written() -> None:
@@ -73,3 +82,10 @@ def test_damaged_or_foreign_file_is_refused(tmp_path: Path, content: bytes, mess
     (tmp_path / RESULT_FILE).write_bytes(content)
     with pytest.raises(OutputError, match=message):
         read_result(tmp_path)
+
+
+def test_records_are_plain_text_and_numbers() -> None:
+    record = RunRecord()
+    record.stage("vae").outcomes[Outcome(Kind.EAGER, Reason.NO_CUDA)] += 1
+    (outcome,) = record.to_dict()[0]["outcomes"]
+    assert [type(outcome[key]) for key in ("kind", "reason")] == [str, str]

@@ -4,106 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_pipeline import ACCEL, CONFIG, FakePipeline, FakeResult, interrupt_at
 
-from accel.errors import ConfigError, OutputError, StrictModeError, UnequalBitsError
-from accel.policy import AccelPolicy
-from accel.record import Kind, Outcome, Reason, RunRecord
-from pipelines.flux3_action.settings import Flux3Settings
-from pipelines.pipeline import PipelineDescription
+from accel.errors import ConfigError, ObservationError, OutputError, StrictModeError, UnequalBitsError
 from pipelines.progress import NULL_PROGRESS, Progress
-from pipelines.weights_config import WeightsConfig
+from pipelines.termination import Terminated
 from tasks import run
-from tasks.config import LoggerConfig, RunConfig, RunTask, config_hash
+from tasks.composition import Composer
+from tasks.config import CONF, RunConfig, RunTask, build_runnable, config_hash
 from tasks.result_file import RESULT_FILE, read_result
-
-ACCEL = AccelPolicy(
-    name="graph+fused",
-    enable_cuda_graph=True,
-    graph_mode="full",
-    max_entries=8,
-    max_segments=256,
-    on_full="eager",
-    strict=False,
-    fused={},
-    stages={},
-)
-CONFIG = RunConfig(
-    model=Flux3Settings(name="flux3_action"),
-    accel=ACCEL,
-    task=RunTask(name="run", repeats=3),
-    weights=WeightsConfig(kind="synthetic"),
-    logger=LoggerConfig(kind="plain"),
-)
-
-
-@dataclass
-class FakeResult:
-    digests: dict[str, str]
-
-
-@dataclass
-class FakePipeline:
-    """`before(n)` runs at the start of request n = 0, 1, ...; `digest(n)` is its output."""
-
-    before: Callable[[int], None] = lambda n: None
-    digest: Callable[[int], str] = lambda n: "same"
-    violations: list[str] = field(default_factory=list)
-    record: RunRecord = field(default_factory=RunRecord)
-    requests: int = 0
-    closed: bool = False
-    description = PipelineDescription(
-        model="fake",
-        size="tiny",
-        size_reason="auto: no CUDA",
-        weights="synthetic, seed 0",
-        device="cpu",
-        dtype="fp32",
-        outputs_mean_nothing=True,
-    )
-
-    def run(self, request: str, *, progress: Progress = NULL_PROGRESS) -> FakeResult:
-        number, self.requests = self.requests, self.requests + 1
-        self.before(number)
-        stage = self.record.stage("denoising")
-        stage.add_wall(1.0 + number)
-        stage.outcomes[Outcome(Kind.EAGER, Reason.NO_CUDA)] += 1
-        return FakeResult({"denoising.sample": self.digest(number), "vae.latent": "same"})
-
-    def profile(self, request: str) -> None:
-        raise AssertionError("profiled without CUDA")
-
-    def files(self, result: FakeResult, *, config_hash: str) -> dict[str, bytes]:
-        return {"actions.npy": result.digests["denoising.sample"].encode()}
-
-    def strict_violations(self) -> list[str]:
-        return self.violations
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Run the task on a fake pipeline, in tmp_path."""
-
-    def start(pipeline: FakePipeline, config: RunConfig = CONFIG) -> None:
-        monkeypatch.setattr(run, "load", lambda config, *, progress: (pipeline, "request"))
-        run.main(config, folder=tmp_path)
-
-    return start
-
-
-def interrupt_at(request: int) -> Callable[[int], None]:
-    def before(number: int) -> None:
-        if number == request:
-            raise KeyboardInterrupt
-
-    return before
 
 
 def names(folder: Path) -> list[str]:
@@ -114,10 +28,14 @@ def test_writes_outputs_and_what_happened(start, tmp_path: Path, capsys) -> None
     pipeline = FakePipeline()
     start(pipeline)
     result = read_result(tmp_path)
-    assert (result.status, result.requests, result.unequal_outputs) == ("ok", 4, [])
+    assert (result.status, result.verdict, result.requests) == ("ok", "equal", 4)
+    assert (result.unequal_outputs, result.notes) == ([], ["prompt cut short"])
     assert result.config["task"] == {"name": "run", "repeats": 3, "profile": "auto"}
     assert result.config_hash == config_hash(CONFIG)
-    assert result.stages[0]["walls_ms"] == [2.0, 3.0, 4.0]
+    (stage,) = result.stages
+    assert stage["walls_ms"] == [2.0, 3.0, 4.0]
+    assert (stage["tier"], stage["hit_ratio"]) == ("exact", 0.0)
+    assert stage["not_worth_it"] == ["denoising.step saves 1 %"]
     assert result.digests["denoising.sample"] == "same"
     assert names(tmp_path) == ["actions.npy", RESULT_FILE]
     assert list(result.files) == ["actions.npy"]
@@ -140,10 +58,11 @@ def test_unusable_folder_shows_before_anything_is_loaded(tmp_path: Path, monkeyp
 
 def test_unequal_repeats_are_an_error_after_everything_is_written(start, tmp_path: Path, capsys) -> None:
     pipeline = FakePipeline(digest=lambda n: "other" if n == 2 else "same")
-    with pytest.raises(UnequalBitsError, match=r"denoising\.sample\."):
+    with pytest.raises(UnequalBitsError, match=r"denoising\.sample\. If accel=eager does so too"):
         start(pipeline)
     result = read_result(tmp_path)
-    assert (result.status, result.unequal_outputs) == ("unequal", ["denoising.sample"])
+    assert (result.status, result.verdict) == ("unequal", "unequal")
+    assert result.unequal_outputs == ["denoising.sample"]
     assert (tmp_path / "actions.npy").read_bytes() == b"same"
     assert "UNEQUAL" in capsys.readouterr().out
     assert pipeline.closed
@@ -174,6 +93,21 @@ def test_ctrl_c_keeps_what_was_measured(start, tmp_path: Path, capsys) -> None:
     assert "Interrupted" in text
     assert "denoising" in text
     assert pipeline.closed
+
+
+def test_a_request_cut_short_counts_in_no_time(start, tmp_path: Path) -> None:
+    def after_a_stage(number: int) -> None:
+        if number == 2:
+            pipeline.record.stage("vae").add_wall(1.0)
+            raise Terminated(signal.SIGTERM)
+        pipeline.record.stage("vae").add_wall(1.0)
+
+    pipeline = FakePipeline(before=after_a_stage)
+    with pytest.raises(Terminated):
+        start(pipeline)
+    result = read_result(tmp_path)
+    assert (result.status, result.requests) == ("interrupted", 2)
+    assert [len(stage["walls_ms"]) for stage in result.stages] == [1, 1]
 
 
 def test_ctrl_c_before_the_first_result_writes_nothing(start, tmp_path: Path) -> None:
@@ -216,12 +150,41 @@ def test_second_run_does_not_replace_the_first(start, tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
 
 
-def test_profile_that_could_not_work_is_an_error(start, tmp_path: Path) -> None:
-    pipeline = FakePipeline()
-    with pytest.raises(ConfigError, match=r"task\.profile=true needs CUDA"):
-        start(pipeline, replace(CONFIG, task=RunTask(name="run", profile=True)))
-    assert pipeline.requests == 0
+def test_one_request_is_not_compared(start, tmp_path: Path) -> None:
+    start(FakePipeline(), replace(CONFIG, task=RunTask(name="run", repeats=0)))
+    assert read_result(tmp_path).verdict == "not compared"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:99"])
+def test_a_device_that_cannot_serve_shows_before_anything_is_loaded(
+    device: str, tmp_path: Path, monkeypatch
+) -> None:
+    def load(config: RunConfig, *, progress: Progress) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(run, "load", load)
+    with pytest.raises(ConfigError, match=r"task\.profile=true needs CUDA|device=cuda:99"):
+        run.main(replace(CONFIG, device=device, task=RunTask(name="run", profile=True)), folder=tmp_path)
+
+
+def test_a_request_that_cannot_be_made_leaves_no_pipeline_open(monkeypatch) -> None:
+    class Requestless(FakePipeline):
+        def request_from(self, config: RunConfig) -> None:
+            raise ObservationError("no such frame")
+
+    pipeline = Requestless()
+    monkeypatch.setattr(run, "build", lambda config, *, progress: pipeline)
+    with pytest.raises(ObservationError, match="no such frame"):
+        run.load(CONFIG, progress=NULL_PROGRESS)
     assert pipeline.closed
+
+
+@pytest.mark.parametrize(
+    "overrides", [("accel=segmented",), ("accel.stages.vae.graph_mode=segmented",), ("accel.loop=chain",)]
+)
+def test_graph_policies_of_every_mode_run(overrides: tuple[str, ...]) -> None:
+    composed = Composer(CONF).compose(overrides)
+    assert build_runnable(composed.tree, composed.source).accel.enable_cuda_graph
 
 
 def test_measurement_works_without_files_or_console() -> None:

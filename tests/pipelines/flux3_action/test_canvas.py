@@ -10,7 +10,8 @@ from torch import Tensor
 
 from accel.errors import ConfigError, ObservationError
 from pipelines.flux3_action.canvas import compose_canvas
-from pipelines.flux3_action.images import ImageFormat, to_unit_image
+from pipelines.flux3_action.image_format import ImageFormat
+from pipelines.flux3_action.images import to_unit_image
 from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
 
 DROID = PolicyConfig(

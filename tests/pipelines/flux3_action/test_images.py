@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from accel.errors import ObservationError
-from pipelines.flux3_action.images import ImageFormat, open_image, to_unit_image
+from accel.errors import ConfigError, ObservationError
+from pipelines.flux3_action.image_format import ImageFormat
+from pipelines.flux3_action.images import open_image, to_unit_image
 
 CASES = Path(__file__).parents[2] / "cases"
 RANGES = CASES / "C22_images"
@@ -70,6 +71,26 @@ def test_c22_other_ranges_only_if_declared(name, declared):
 def test_c22_overshoot_is_clipped_not_wrapped():
     image = eight_bit(unit(np.load(RANGES / "float32_slightly_outside.npy")))
     assert image[0, 0, :2].tolist() == [255, 0]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
+def test_c22_floats_are_clipped_up_to_four_eight_bit_steps(low, high):
+    step = (high - low) / 255
+    image = np.full((2, 2, 3), low, np.float64)
+    for excess, taken in ((3.9, True), (4.1, False)):
+        for value in (low - excess * step, high + excess * step):
+            image[0, 0] = value
+            if taken:
+                assert unit(image, value_range=(low, high))[:, 0, 0].tolist() == [float(value > low)] * 3
+            else:
+                with pytest.raises(ObservationError, match="lie outside"):
+                    unit(image, value_range=(low, high))
+
+
+@pytest.mark.parametrize("value_range", [(0, 0), (1, -1), (0, float("nan")), (float("-inf"), 0)])
+def test_c22_a_range_without_values_is_refused(value_range):
+    with pytest.raises(ConfigError, match="value_range"):
+        ImageFormat(value_range=value_range)
 
 
 def test_c22_nan_names_the_camera():
@@ -163,10 +184,24 @@ def test_c23_undeclared_layouts_are_refused_with_their_shape(name, message):
 
 
 @pytest.mark.parametrize(
-    "value", ["a.png", {"pixels": 1}, None, [[1, 2], [3]], np.zeros((0, 4, 3), np.uint8)]
+    "value",
+    [
+        "a.png",
+        {"pixels": 1},
+        None,
+        [[1, 2], [3]],
+        [[[0, 1, 2]], [[0, 1]]],
+        [torch.zeros(2, 3), torch.zeros(1, 3)],
+        [[torch.zeros(3, requires_grad=True)]],
+        np.zeros((0, 4, 3), np.uint8),
+        torch.zeros(3, 4, 6, dtype=torch.float8_e4m3fn),
+        torch.zeros(3, 4, 6, dtype=torch.complex64),
+        torch.zeros(3, 4, 6).to_sparse(),
+        torch.zeros(3, 4, 6, device="meta"),
+    ],
 )
 def test_what_is_no_image_is_refused(value):
-    with pytest.raises(ObservationError, match="wrist"):
+    with pytest.raises(ObservationError, match="camera 'wrist'"):
         unit(value)
 
 
@@ -176,6 +211,7 @@ def test_lists_and_tensors():
     assert torch.equal(unit(rgb.tolist()), expected)
     assert torch.equal(unit(torch.from_numpy(rgb)), expected)
     assert torch.equal(unit(expected), expected)  # float tensors are CHW
+    assert torch.equal(unit(expected.clone().requires_grad_()), expected)
     assert torch.equal(unit(expected.permute(1, 2, 0), layout="hwc"), expected)
     torch.testing.assert_close(unit(expected.bfloat16()), expected, atol=4e-3, rtol=0)
     with pytest.raises(ObservationError, match="layout"):
@@ -208,6 +244,13 @@ def test_c23_sixteen_bits_are_not_cut_to_the_low_byte():
     assert image[:, 1, 1].tolist() == [pytest.approx(25700 / 65535)] * 3
 
 
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_files_whose_range_nothing_declares_are_refused(mode):
+    """Eight-bit values in 32 bits would become nearly black."""
+    with pytest.raises(ObservationError, match=r"'wrist'.*no declared range"):
+        unit(Image.new(mode, (6, 4), 200))
+
+
 def test_files_keep_their_own_order_whatever_is_declared_for_arrays():
     image = open_image(ORDERS / "rgba_alpha0.png", camera="wrist")
     assert_true_colours(unit(image, order="bgr", layout="chw", value_range=(-1, 1)))
@@ -222,5 +265,3 @@ def test_unreadable_files_name_the_camera(tmp_path):
     whole = (ORDERS / "exif_orientation_6.jpg").read_bytes()
     with pytest.raises(ObservationError, match=r"'wrist'.*no readable image"):
         open_image(io.BytesIO(whole[: len(whole) // 2]), camera="wrist")
-    with pytest.raises(ObservationError, match="floats"):
-        unit(Image.new("F", (4, 4)))

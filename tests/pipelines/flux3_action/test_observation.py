@@ -10,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from accel.errors import ObservationError, SamebitError
+from accel.errors import ConfigError, ObservationError, SamebitError
 from pipelines.flux3_action.canvas import compose_canvas
 from pipelines.flux3_action.observation import parse_observation
 from pipelines.flux3_action.observation_files import load_episode_frame, load_image_files, load_npz
 from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
+from pipelines.flux3_action.settings import ObservationSource
 
 DROID = PolicyConfig(
     action_modality="action_prediction_droid",
@@ -163,7 +164,12 @@ def test_recorded_row(golden_json, name):
         (with_nan(), "camera 'wrist'.*1 of 691200 values are NaN"),
         (good(state=STATE[:7]), r"state: shape \(7,\) holds 7 values; send 8"),
         (good(state=[*STATE[:7], float("nan")]), r"state: .*channel \[7\]"),
-        (good(state=[[1], [1, 2]]), "state: rows"),
+        (good(state=[[1], [1, 2]]), "state: no array of numbers.*send 8 numbers"),
+        (good(state=torch.ones(8, dtype=torch.bool)), "state: dtype bool"),
+        (good(state=torch.ones(8, dtype=torch.complex64)), "state: dtype complex64"),
+        (good(state=np.ones(8, bool)), "state: dtype bool"),
+        (good(state=torch.ones(8, device="meta")), "state: no array of numbers"),
+        (good(state=torch.ones(8).to_sparse()), "state: no array of numbers"),
         (good(state=[1e300] * 8), "state: .*float32"),
         (good(prompt=["a", "b"]), "prompt: 2 captions"),
         (good(prompt=7), "prompt: int"),
@@ -173,6 +179,38 @@ def test_recorded_row(golden_json, name):
 def test_refusals_name_the_field(raw, message):
     with pytest.raises(ObservationError, match=message):
         parse_observation(raw, DROID)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.tensor(STATE),
+        torch.tensor(STATE, requires_grad=True),
+        torch.tensor(STATE, dtype=torch.float64),
+        torch.tensor(STATE)[:, None],
+        np.float64(STATE),
+    ],
+)
+def test_state_in_whatever_holds_numbers(state):
+    expected = parse_observation(good(), DROID).state
+    assert torch.equal(parse_observation(good(state=state), DROID).state, expected)
+
+
+@pytest.mark.parametrize(
+    ("raw", "prompt"),
+    [
+        (good() | {"prompt": None, "task": "open"}, "open"),
+        (good() | {"prompt": "", "task": "open"}, ""),
+        (good() | {"task": "open"}, "x"),
+    ],
+)
+def test_the_first_prompt_that_is_given_counts(raw, prompt):
+    assert parse_observation(raw, DROID).prompt == prompt
+
+
+def test_the_first_state_that_is_given_counts():
+    raw = good() | {"state": None, "observation.state": STATE}
+    assert parse_observation(raw, DROID).state.tolist() == pytest.approx(STATE)
 
 
 def test_observation_must_be_a_mapping():
@@ -271,3 +309,41 @@ def test_broken_npz(tmp_path):
     for name in ("objects.npz", "array.npy", "text.npz", "empty.npz", "cut.npz"):
         with pytest.raises(ObservationError, match=name):
             load_npz(tmp_path / name)
+
+
+# Configuration
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "exactly one.*found none"),
+        ({"episode": "e", "npz": "o.npz"}, "exactly one.*found episode and npz"),
+        ({"images": {"wrist": "w.png"}}, "images and state"),
+        ({"npz": "o.npz", "frame": 3}, "observation.frame has no meaning with observation.npz"),
+        ({"images": {"wrist": "w.png"}, "state": STATE, "frame": 1}, "observation.frame has no meaning"),
+        ({"npz": "o.npz", "state": STATE}, "observation.state has no meaning"),
+        ({"episode": "e", "state": STATE}, "observation.state has no meaning"),
+        ({"episode": "e", "order": "bgr"}, "observation.order.*only with observation.npz"),
+        ({"episode": "e", "layout": "chw"}, "observation.layout"),
+        ({"images": {"wrist": "w.png"}, "state": STATE, "value_range": (-1, 1)}, "observation.value_range"),
+        ({"npz": "o.npz", "value_range": (0, 0)}, "value_range"),
+        ({"npz": "o.npz", "value_range": (1, -1)}, "value_range"),
+        ({"npz": "o.npz", "value_range": (0, float("inf"))}, "value_range"),
+    ],
+)
+def test_keys_that_contradict_each_other_or_do_nothing(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        ObservationSource(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"episode": "e", "frame": 3},
+        {"npz": "o.npz", "layout": "chw", "order": "bgr", "value_range": (-1, 1)},
+        {"images": {"wrist": "w.png"}, "state": STATE},
+    ],
+)
+def test_keys_of_one_source(settings):
+    ObservationSource(**settings)

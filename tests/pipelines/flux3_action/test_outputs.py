@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from accel.errors import OutputError
-from pipelines.flux3_action.outputs import Origin, action_files, channels_of
+from pipelines.flux3_action.outputs import GRIPPER, Origin, action_files, channels_of
 from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
 from pipelines.flux3_action.request import ActionResult
 
@@ -77,6 +82,14 @@ def test_unknown_action_space_claims_no_units() -> None:
     assert len(read["channels"]) == 6
 
 
+def test_notes_on_a_request_are_in_json() -> None:
+    noted = replace(result(), notes=("prompt: too long.",))
+    assert json.loads(files(noted)["actions.json"])["note"] == "prompt: too long."
+    assert json.loads(files(noted, origin=SYNTHETIC)["actions.json"])["note"].endswith(
+        "nothing. prompt: too long."
+    )
+
+
 def test_synthetic_weights_are_noted_in_json_and_plot() -> None:
     real, synthetic = files(result()), files(result(), origin=SYNTHETIC)
     assert json.loads(real["actions.json"])["note"] == ""
@@ -124,3 +137,47 @@ def test_values_that_are_not_finite_are_refused(name: str, index: tuple[int, ...
     array[index] = value
     with pytest.raises(OutputError, match=rf"{name}\[{', '.join(map(str, index))}\] is .*not finite"):
         files(result(**{name: array}))
+
+
+def test_a_notebook_s_backend_does_not_keep_the_plot_from_being_drawn() -> None:
+    """In a process of its own: matplotlib reads the variable once, when it is imported."""
+    program = (
+        "import numpy as np\n"
+        "from pipelines.flux3_action.outputs import GRIPPER, Origin, action_files\n"
+        "from pipelines.flux3_action.request import ActionResult\n"
+        "result = ActionResult(actions=np.zeros((4, 1), np.float32), state=np.zeros(1, np.float32),\n"
+        "    canvas=np.zeros((3, 8, 8), np.float32), fps=15.0, prompt='x', seed=0, outputs={})\n"
+        "origin = Origin(config_hash='0', outputs_mean_nothing=False)\n"
+        "print(sorted(action_files(result, channels=(GRIPPER,), origin=origin)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "actions.png" in done.stdout, done.stderr
+
+
+def test_a_plot_that_fails_does_not_cost_the_actions(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **kwargs: object) -> bytes:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("pipelines.flux3_action.action_plot.draw_actions", fail)
+    result = ActionResult(
+        actions=np.zeros((4, 1), np.float32),
+        state=np.zeros(1, np.float32),
+        canvas=np.zeros((3, 8, 8), np.float32),
+        fps=15.0,
+        prompt="x",
+        seed=0,
+        outputs={},
+    )
+    origin = Origin(config_hash="0", outputs_mean_nothing=False)
+    files = action_files(result, channels=(GRIPPER,), origin=origin)
+    assert sorted(files) == ["actions.json", "actions.npy", "canvas.png"]
+    assert "no fonts" in caplog.text

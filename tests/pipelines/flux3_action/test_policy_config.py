@@ -164,6 +164,8 @@ def test_rule_of_section_3(native, change):
         {"sequence": {"x_video": "video_cond"}},
         {"mlp_ratio": 0},
         {"depth_single_blocks": 0},
+        {"in_channels": {"video": 96, "video_cond": 48}},
+        {"in_channels": {"video": 16, "video_cond": 96}},
     ],
     ids=str,
 )

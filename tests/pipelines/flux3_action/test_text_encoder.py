@@ -94,8 +94,9 @@ def test_same_bits_as_the_library_model(n_tokens, dtype):
     context = encode(encoder, input_ids, n_tokens)
     if n_tokens < 80:
         assert torch.equal(context, expected)
-    else:  # without padding the library drops the mask and takes another kernel
-        torch.testing.assert_close(context, expected, atol=0.05, rtol=0.05)
+    else:  # without padding the library drops the mask and may take another kernel
+        distance = (context - expected).float().norm() / expected.float().norm()
+        assert distance < {torch.float32: 1e-6, torch.bfloat16: 0.01}[dtype]
 
 
 def test_position_switch_changes_padding_rows_alone(folder):

@@ -208,6 +208,25 @@ def test_weights_of_another_architecture(package, edit, fault):
         load_package(package)
 
 
+def test_tensors_of_no_stream_at_all_are_not_skipped(package):
+    extra = {"dit.adapter_blocks.image.weight": torch.zeros(4)}
+    edit_weights(package, lambda tensors: tensors.update(extra))
+    with pytest.raises(CheckpointError, match=r"1 unexpected tensors: dit\.adapter_blocks\.image\.weight"):
+        load_package(package)
+
+
+def test_what_the_package_leaves_in_doubt_is_described(package):
+    edit_config(package / "config.native.json", single_frame_encode=False)
+    assert "single_frame_encode is false" in load_package(package).description
+
+
+def test_video_encoder_with_other_latents(package, monkeypatch):
+    wider = replace(read_video_encoder_config(open_checkpoint(GOLDEN / "vae.safetensors")), z_dim=128)
+    monkeypatch.setattr(weights_module, "read_video_encoder_config", lambda checkpoint: wider)
+    with pytest.raises(CheckpointError, match=r"vae\.safetensors.*128 latent channels, the policy takes 96"):
+        load_package(package)
+
+
 def test_tampered_weights(package):
     path = package / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
@@ -271,6 +290,11 @@ def test_package_from_the_hub(package):
         (WeightsConfig(kind="local"), "full", r"weights\.path is not set"),
         (WeightsConfig(kind="hub"), "full", r"weights\.repo is not set"),
         (WeightsConfig(kind="synthetic", path="x"), "tiny", r"weights\.path has no meaning"),
+        (WeightsConfig(kind="synthetic", revision="v1"), "tiny", r"weights\.revision has no meaning"),
+        (WeightsConfig(kind="synthetic", verify_checksums=False), "tiny", "verify_checksums.*local or hub"),
+        (WeightsConfig(kind="local", path="x", revision="v1"), "full", r"weights\.revision.*weights=hub"),
+        (WeightsConfig(kind="local", path="x", repo="o/n"), "full", r"weights\.repo has no meaning"),
+        (WeightsConfig(kind="hub", repo="o/n", synthetic_seed=3), "full", r"weights\.synthetic_seed"),
         (WeightsConfig(kind="local", path="x"), "tiny", r"the package decides"),
     ],
 )

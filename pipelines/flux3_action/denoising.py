@@ -1,0 +1,192 @@
+"""The denoising stage of FLUX 3 Action: a loop over network evaluations.
+
+Shapes: L text tokens (a multiple of 80), V video tokens, C conditioning video tokens, K actions,
+A action channels, D transformer width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from accel.loops import iterate
+from accel.region import loop_body
+from pipelines.flux3_action.position_ids import pack_actions, pack_latents
+from pipelines.flux3_action.request import ActionRequest
+from pipelines.flux3_action.stages import TextTokens, TransformerStage
+from pipelines.flux3_action.tables import (
+    VIDEO,
+    VIDEO_COND,
+    DenoisingStep,
+    StepTable,
+    denoising_steps,
+)
+from pipelines.flux3_action.transformer import TEXT, concat_modulations
+from pipelines.progress import Progress
+from stages.guidance import combine
+from stages.samplers import History, sampler_plan
+from stages.stage import Field, State
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Both target streams between two steps. video: fp32 (1, V, 96). action: fp32 (1, K, A)."""
+
+    video: Tensor
+    action: Tensor
+    video_history: History = field(default_factory=History)
+    action_history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What all steps of a request share. video_cond: (1, C, D). state_cond: (1, 1, D)."""
+
+    text: TextTokens
+    null_text: TextTokens | None
+    video_cond: Tensor
+    state_cond: Tensor
+
+
+class Denoising(TransformerStage):
+    """Noise -> video latents (thrown away) and action targets, by flow matching."""
+
+    name: ClassVar[str] = "denoising"
+    reads: ClassVar[tuple[Field, ...]] = (
+        Field("request"),
+        Field("text"),
+        Field("null_text"),
+        Field("video_cond"),
+        Field("state_cond"),
+        Field("progress"),
+    )
+    writes: ClassVar[tuple[Field, ...]] = (
+        Field("video_tokens", "(1, V, 96)", "fp32 final video sample"),
+        Field("action_tokens", "(1, K, A)", "fp32 final action sample, scaled"),
+    )
+    # Plans kept: (sampler, steps, shift) choices are few, but a client may sweep them.
+    max_plans: ClassVar[int] = 8
+
+    def forget(self) -> None:
+        super().forget()
+        self._plans.clear()
+
+    def run(self, state: State) -> None:
+        request: ActionRequest = state["request"]
+        progress: Progress = state["progress"]
+        conditioning = Conditioning(
+            state["text"], state["null_text"], state["video_cond"], state["state_cond"]
+        )
+        progress.start("denoising", request.steps)
+        sample = iterate(
+            self.advance,
+            Sample(*self.noise(request.seed)),
+            self.steps(request),
+            conditioning,
+            on_step=lambda: progress.advance("denoising"),
+            guidance=(request.guidance_video, request.guidance_action),
+        )
+        progress.finish("denoising")
+        state["video_tokens"] = sample.video
+        state["action_tokens"] = sample.action
+
+    def noise(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Draw on one CPU generator, video first (spec section 9): fp32 (1, V, 96) and (1, K, A)."""
+        config = self._config
+        generator = torch.Generator("cpu").manual_seed(seed)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(1, *shape, generator=generator, dtype=torch.float32, device="cpu")
+
+        channels = config.transformer.in_channels[VIDEO]
+        video = pack_latents(draw(channels, config.latent_frames, *config.latent_hw))
+        action = pack_actions(draw(config.action_dim, config.chunk_size))
+        return video.to(self._device), action.to(self._device)
+
+    def steps(self, request: ActionRequest) -> tuple[DenoisingStep, ...]:
+        """The inputs of every step of a request; kept, so not to be written to."""
+        key = (request.sampler, request.steps, request.shift)
+        if key not in self._plans:
+            plan = sampler_plan(request.sampler, steps=request.steps, shift=request.shift)
+            steps = denoising_steps(self._transformer, self._config.action_stream, plan, device=self._device)
+            if len(self._plans) >= self.max_plans:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = steps
+        return self._plans[key]
+
+    @cached_property
+    def _plans(self) -> dict[tuple[str, int, float], tuple[DenoisingStep, ...]]:
+        return {}
+
+    @loop_body("whole")
+    def advance(
+        self, carry: Sample, step: DenoisingStep, shared: Conditioning, *, guidance: tuple[float, float]
+    ) -> Sample:
+        """One step of both streams. guidance: scales of video and action."""
+        video, action = self.velocity(carry.video, carry.action, shared, step.table, guidance=guidance)
+        next_video, video_history = step.solver(carry.video, video, carry.video_history)
+        next_action, action_history = step.solver(carry.action, action, carry.action_history)
+        return Sample(next_video, next_action, video_history, action_history)
+
+    def velocity(
+        self,
+        video: Tensor,
+        action: Tensor,
+        conditioning: Conditioning,
+        table: StepTable,
+        *,
+        guidance: tuple[float, float],
+    ) -> tuple[Tensor, Tensor]:
+        """One network evaluation with guidance: fp32 velocities shaped like `video` and `action`."""
+        streams = self.embed(video, action, conditioning, table)
+        conditional = self.joint_pass(conditioning.text, streams, table)
+        if conditioning.null_text is None:
+            return conditional[0].float(), conditional[1].float()
+        unconditional = self.joint_pass(conditioning.null_text, streams, table)
+        return (
+            combine(unconditional[0], conditional[0], guidance[0]).float(),
+            combine(unconditional[1], conditional[1], guidance[1]).float(),
+        )
+
+    def embed(
+        self, video: Tensor, action: Tensor, conditioning: Conditioning, table: StepTable
+    ) -> list[Tensor]:
+        """Hidden tokens (1, *, D) of the four streams in stream order, both passes' input."""
+        transformer, tables = self._transformer, self._tables
+        return [
+            transformer.embed_stream(VIDEO, video.to(self._dtype), table.video.early, tables.rope(VIDEO)),
+            conditioning.video_cond,
+            transformer.embed_stream(
+                tables.action, action.to(self._dtype), table.action.early, tables.rope(tables.action)
+            ),
+            conditioning.state_cond,
+        ]
+
+    def joint_pass(self, text: TextTokens, streams: list[Tensor], table: StepTable) -> tuple[Tensor, Tensor]:
+        """28 joint blocks and the two heads that are read: model-dtype velocities."""
+        transformer, tables = self._transformer, self._tables
+        segments = [text.tokens, *streams]
+        lengths = [segment.shape[1] for segment in segments]
+        modulation = concat_modulations(
+            [
+                tables.joint(TEXT),
+                table.video.joint,
+                tables.joint(VIDEO_COND),
+                table.action.joint,
+                tables.joint(tables.state),
+            ],
+            lengths,
+        )
+        rope = torch.cat(
+            [text.rope, *(tables.rope(s) for s in (VIDEO, VIDEO_COND, tables.action, tables.state))], dim=1
+        )
+        hidden = transformer.joint(torch.cat(segments, dim=1), modulation, rope)
+        _, video, _, action, _ = torch.split(hidden, lengths, dim=1)
+        return (
+            transformer.head(VIDEO, video, table.video.final_shift, table.video.final_scale),
+            transformer.head(tables.action, action, table.action.final_shift, table.action.final_scale),
+        )
