@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from accel.fusion.compare import first_mismatch, tensors_of
+from flux3_tables import markdown
+
+from accel.fusion.compare import first_mismatch
+from accel.fusion.scope import fusion_scope
+from accel.graphs.tree import distinct_tensors
 from accel.measure.profile import profile_call
-from accel.measure.timing import percentile
+from accel.region import regions_of
+from accel.site_names import SITE_NAMES
+from pipelines.flux3_action.denoising import Conditioning, Denoising
 from pipelines.flux3_action.observation import parse_observation
 from pipelines.flux3_action.observation_files import load_episode_frame
 from pipelines.flux3_action.pipeline import Flux3ActionPipeline
 from pipelines.flux3_action.request import ActionRequest
-from pipelines.flux3_action.stages import Denoising
 from pipelines.flux3_action.weights import load_components
 from pipelines.pipeline import Placement
 from pipelines.weights_config import WeightsConfig
@@ -36,9 +42,17 @@ from tasks.config import compose
 from tasks.environment import device_facts, software
 
 ROOT = Path(__file__).resolve().parents[2]
-ARMS = ("eager", "graph", "fused", "graph+fused")
+ARMS = {
+    "eager": ("accel=eager",),
+    "graph, loop=step": ("accel=graph", "accel.loop=step"),
+    "graph, loop=chain": ("accel=graph", "accel.loop=chain"),
+    "graph": ("accel=graph",),
+    "segmented": ("accel=segmented",),
+    "fused": ("accel=fused",),
+    "graph+fused": ("accel=graph+fused",),
+}
 PROMPTS = ("lift the red cube", "put the cube into the bowl", "open the drawer", "push it to the left", "")
-WARM_UPS, ROUNDS = 3, 10
+WARM_UPS, ROUNDS = 3, 6
 
 
 def main(out: Path) -> None:
@@ -61,22 +75,26 @@ def main(out: Path) -> None:
     pipelines = {
         arm: Flux3ActionPipeline(
             components,
-            policy=compose(f"accel={arm}").accel,
+            policy=compose(*overrides).accel,
             placement=placement,
             outputs_mean_nothing=True,
             caption_cache_tokens=0,
         )
-        for arm in ARMS
+        for arm, overrides in ARMS.items()
     }
     requests = [_request(pipelines["eager"], index) for index in range(20)]
     report["equality"] = _equality(pipelines, requests)
     print(json.dumps(report["equality"], indent=1), flush=True)
     report["arms"] = _timing(pipelines, requests)
-    report["joint_pass"] = _joint_pass(pipelines["eager"], requests[0])
+    report["joint_pass"] = {
+        arm: _joint_pass(pipelines["eager"], requests[0], fused=fused)
+        for arm, fused in (("eager", frozenset[str]()), ("fused", frozenset(SITE_NAMES)))
+    }
+    report["overhead"] = _overhead(pipelines["graph"], requests[0])
     out.mkdir(parents=True, exist_ok=True)
     (out / "flux3_action.json").write_text(json.dumps(report, indent=1))
-    (out / "flux3_action.md").write_text(_markdown(report))
-    print(_markdown(report))
+    (out / "flux3_action.md").write_text(markdown(report))
+    print(markdown(report))
 
 
 def _request(pipeline: Flux3ActionPipeline, index: int) -> ActionRequest:
@@ -89,14 +107,14 @@ def _equality(pipelines: dict[str, Flux3ActionPipeline], requests: list[ActionRe
     """Every stage output of every request against eager's, down to the bit."""
     rows: dict[str, Any] = {}
     expected = [pipelines["eager"].run(request) for request in requests]
-    for arm in ARMS[1:]:
+    for arm in list(ARMS)[1:]:
         differing = []
         finite = True
         for index, (request, eager) in enumerate(zip(requests, expected, strict=True)):
             result = pipelines[arm].run(request)
             finite &= bool(torch.isfinite(torch.from_numpy(result.actions)).all())
             for name, value in result.outputs.items():
-                mismatch = first_mismatch(_leaves(eager.outputs[name]), _leaves(value))
+                mismatch = first_mismatch(distinct_tensors(eager.outputs[name]), distinct_tensors(value))
                 if mismatch is not None:
                     differing.append(f"request {index}, {name}: {mismatch}")
         rows[arm] = {
@@ -108,14 +126,6 @@ def _equality(pipelines: dict[str, Flux3ActionPipeline], requests: list[ActionRe
     return rows
 
 
-def _leaves(value: Any) -> list[torch.Tensor]:
-    if value is None:
-        return []
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return list(tensors_of([getattr(value, name) for name in value.__dataclass_fields__]))
-
-
 def _timing(pipelines: dict[str, Flux3ActionPipeline], requests: list[ActionRequest]) -> dict[str, Any]:
     cold = {arm: pipelines[arm].record.to_dict() for arm in ARMS}
     walls: dict[str, list[float]] = {arm: [] for arm in ARMS}
@@ -124,8 +134,7 @@ def _timing(pipelines: dict[str, Flux3ActionPipeline], requests: list[ActionRequ
             pipelines[arm].run(request)
         pipelines[arm].new_record()
     for turn in range(ROUNDS):
-        order = ARMS if turn % 2 == 0 else ARMS[::-1]
-        for arm in order:
+        for arm in ARMS if turn % 2 == 0 else reversed(ARMS):
             for request in requests[:5]:
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
@@ -140,37 +149,31 @@ def _timing(pipelines: dict[str, Flux3ActionPipeline], requests: list[ActionRequ
     return rows
 
 
-def _joint_pass(pipeline: Flux3ActionPipeline, request: ActionRequest) -> dict[str, Any]:
-    """One conditional pass of the transformer, eager and captured: 2,720 + 340 + 32 + 1 + text tokens."""
+def _joint_pass(
+    pipeline: Flux3ActionPipeline, request: ActionRequest, *, fused: frozenset[str]
+) -> dict[str, Any]:
+    """One conditional pass of the transformer: 2,720 + 340 + 32 + 1 + text tokens.
+
+    fused: sites allowed to fuse.
+    """
     denoising = next(stage for stage in pipeline.stages if isinstance(stage, Denoising))
-    result = pipeline.run(request)
-    outputs = result.outputs
-    plan, tables = denoising._plan(request)
-    del plan
-    text = outputs["text_encoding.text"]
-    transformer = denoising._transformer
-    with torch.inference_mode():
-        video, action = denoising.noise(0)
-        streams = [
-            transformer.embed_stream(
-                "video", video.bfloat16(), tables[0].video.early, denoising._tables.rope("video")
-            ),
-            outputs["observation_encoding.video_cond"],
-            transformer.embed_stream(
-                denoising._tables.action,
-                action.bfloat16(),
-                tables[0].action.early,
-                denoising._tables.rope(denoising._tables.action),
-            ),
-            outputs["observation_encoding.state_cond"],
-        ]
+    outputs = pipeline.run(request).outputs
+    conditioning = Conditioning(
+        outputs["text_encoding.text"],
+        outputs["text_encoding.null_text"],
+        outputs["observation_encoding.video_cond"],
+        outputs["observation_encoding.state_cond"],
+    )
+    with torch.inference_mode(), fusion_scope(fused, lambda outcome: None):
+        table = denoising.steps(request)[0].table
+        streams = denoising.embed(*denoising.noise(0), conditioning, table)
 
         def run() -> Any:
-            return denoising._joint_pass(text, streams, tables[0])
+            return denoising.joint_pass(conditioning.text, streams, table)
 
         for _ in range(5):
             run()
-        eager = _walls(run)
+        launched = _walls(run)
         activity = profile_call(run, device=torch.device("cuda", 0))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -178,12 +181,57 @@ def _joint_pass(pipeline: Flux3ActionPipeline, request: ActionRequest) -> dict[s
         captured = _walls(graph.replay)
     assert activity is not None
     return {
-        "tokens": sum(s.shape[1] for s in [text.tokens, *streams]),
-        "eager_ms": statistics.median(eager),
+        "tokens": sum(s.shape[1] for s in [conditioning.text.tokens, *streams]),
+        "launched_ms": statistics.median(launched),
         "gpu_busy_ms": activity.gpu_busy_ms,
         "launches": activity.launches,
         "captured_ms": statistics.median(captured),
     }
+
+
+def _overhead(pipeline: Flux3ActionPipeline, request: ActionRequest) -> dict[str, dict[str, float]]:
+    """Regions against a graph written by hand for the same call: copy in, replay, copy out, in turn."""
+    rows = {}
+    for stage in pipeline.stages:
+        for name, plain in regions_of(stage):
+            region, calls = getattr(stage, name), []
+            setattr(
+                stage, name, lambda *args, region=region, calls=calls: calls.append(args) or region(*args)
+            )
+            pipeline.run(request)
+            setattr(stage, name, region)
+            with torch.inference_mode():
+                by_hand = _graph_by_hand(plain, calls[-1])
+                ours, theirs = [], []
+                for turn in range(20):
+                    arms = [(ours, lambda region=region, args=calls[-1]: region(*args)), (theirs, by_hand)]
+                    for walls, run in arms if turn % 2 == 0 else arms[::-1]:
+                        walls += _walls(run)[10:]
+            rows[f"{stage.name}.{name}"] = {
+                "region_ms": statistics.median(ours),
+                "by_hand_ms": statistics.median(theirs),
+            }
+    return rows
+
+
+def _graph_by_hand(fn: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    static = [argument.clone() for argument in args]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            fn(*static)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = distinct_tensors(fn(*static))
+
+    def run() -> list[torch.Tensor]:
+        for buffer, argument in zip(static, args, strict=True):
+            buffer.copy_(argument)
+        graph.replay()
+        return [output.clone() for output in outputs]
+
+    return run
 
 
 def _walls(run: Any) -> list[float]:
@@ -195,92 +243,6 @@ def _walls(run: Any) -> list[float]:
         torch.cuda.synchronize()
         walls.append((time.perf_counter() - begin) * 1e3)
     return walls
-
-
-def _markdown(report: dict[str, Any]) -> str:
-    device, software_ = report["device"], report["software"]
-    joint = report["joint_pass"]
-    lines = [
-        "# FLUX 3 Action, full size, one request",
-        "",
-        f"{report['date']}. {_facts(device)}. {_facts(software_)}.",
-        "Command: `python docs/benchmarks/flux3_action.py OUT_FOLDER`. Synthetic bf16 weights, DROID shapes,",
-        "4 steps, guidance 4.0 / 1.0; every request encodes its prompt and the empty caption anew. "
-        f"Medians of {len(report['arms']['eager']['walls_ms'])} requests, policies in turn A B B A in one process.",
-        "",
-        "| Policy | request p50 ms | p95 ms | speed-up | launches | GPU busy ms | wall / busy | extra MB "
-        "| capture s | equal to eager |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    eager = percentile(report["arms"]["eager"]["walls_ms"], 50)
-    for arm, row in report["arms"].items():
-        p50, p95 = (percentile(row["walls_ms"], p) for p in (50, 95))
-        launches = sum(stage["launches"] or 0 for stage in row["stages"])
-        busy = sum(stage["gpu_busy_ms"] or 0 for stage in row["stages"])
-        extra = sum(stage["extra_bytes"] for stage in row["stages"]) / 2**20
-        capture = sum(stage["capture_ms"] for stage in row["cold"]) / 1e3
-        lines.append(
-            f"| {arm} | {p50:.1f} | {p95:.1f} | {eager / p50:.2f} | {launches:,} | {busy:.1f} "
-            f"| {p50 / busy:.3f} | {extra:.0f} | {capture:.1f} | {_verdict(report['equality'].get(arm))} |"
-        )
-    lines += [
-        "",
-        "## By stage",
-        "",
-        "| Stage | Policy | p50 ms | launches | GPU busy ms | outcomes | sites |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for index, stage in enumerate(report["arms"]["eager"]["stages"]):
-        for arm, row in report["arms"].items():
-            own = row["stages"][index]
-            p50 = percentile(own["walls_ms"], 50)
-            lines.append(
-                f"| {stage['name']} | {arm} | {p50:.2f} | {own['launches']} | {own['gpu_busy_ms'] or 0:.2f} "
-                f"| {_counts(own['outcomes'], 'kind')} | {_sites(row['cold'][index])} |"
-            )
-    lines += [
-        "",
-        f"One joint pass ({joint['tokens']} tokens): eager {joint['eager_ms']:.1f} ms, GPU busy "
-        f"{joint['gpu_busy_ms']:.1f} ms in {joint['launches']:,} kernels, "
-        f"captured {joint['captured_ms']:.1f} ms.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _facts(facts: Any) -> str:
-    return ", ".join(f"{key} {value}" for key, value in dict(facts).items())
-
-
-def _verdict(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    good = not row["differing"] and row["finite"]
-    total = row["requests"] * row["outputs_each"]
-    return f"yes, {total} outputs of {row['requests']} requests" if good else f"NO: {row['differing'][:2]}"
-
-
-def _counts(outcomes: list[dict[str, Any]], key: str) -> str:
-    return (
-        ", ".join(
-            f"{o['count']} {o[key]}"
-            + (f" ({o['reason']}{': ' + o['detail'] if o['detail'] else ''})" if o["reason"] else "")
-            for o in outcomes
-        )
-        or "-"
-    )
-
-
-def _sites(cold: dict[str, Any]) -> str:
-    fused = sorted({s["site"] for s in cold["sites"] if s["fused"]})
-    refused = sorted(
-        {
-            f"{s['site']} ({s['reason']})"
-            for s in cold["sites"]
-            if not s["fused"] and s["reason"] != "disabled"
-        }
-    )
-    return ", ".join(fused + refused) or "-"
 
 
 if __name__ == "__main__":
