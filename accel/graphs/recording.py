@@ -37,12 +37,12 @@ class _Operation:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: list[Tensor]  # empty where they alias an argument
+    results: list[Tensor | None]  # None where one shares the memory of an argument, which is fixed already
 
     def repeat(self) -> None:
         value = self.function(*self.args, **self.kwargs)
-        if self.results:
-            for fixed, new in zip(self.results, _tensors(value), strict=True):
+        for fixed, new in zip(self.results, _tensors(value), strict=True):
+            if fixed is not None:
                 fixed.copy_(new)
 
 
@@ -74,7 +74,7 @@ class RecordedGraph:
         self._operations = []
 
     def _results(self) -> Iterator[Tensor]:
-        return (result for operation in self._operations for result in operation.results)
+        return (r for operation in self._operations for r in operation.results if r is not None)
 
 
 class RecordingBackend:
@@ -226,12 +226,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen += 1
         # Aliases, because operations such as `squeeze_` change the shape of the tensor object itself.
         fixed_args, fixed_kwargs = map_tensors((args, kwargs), Tensor.detach)
+        given = {_address(tensor) for tensor in _tensors([*args, *kwargs.values()])}
         value = func(*args, **kwargs)
-        # Results that alias an argument live in memory that is fixed already.
-        aliased = any(result.alias_info is not None for result in func._schema.returns)
-        results = [] if aliased else [result.detach() for result in _tensors(value)]
+        # By memory, not by schema: `reshape` and `to` are declared as views, and copy where they must.
+        results = [None if _address(result) in given else result.detach() for result in _tensors(value)]
         for result in results:
-            self._sharers.setdefault(_address(result), 0)
+            if result is not None:
+                self._sharers.setdefault(_address(result), 0)
         if name not in _ALLOCATIONS:
             self._operations.append(_Operation(func, fixed_args, fixed_kwargs, results))
         return value

@@ -83,3 +83,13 @@ def test_released_graphs_hold_no_memory() -> None:
     assert backend.reserved_bytes() == 4000
     graph.release()
     assert backend.reserved_bytes() == 0
+
+
+@torch.inference_mode()
+def test_operations_that_sometimes_copy_are_replayed_when_they_do() -> None:
+    """In inference mode `reshape` reaches the recorder whole: declared as a view, here a copy."""
+    backend, x = RecordingBackend(), torch.arange(6.0).view(2, 3)
+    graph = backend.capture(lambda: x.t().reshape(-1) + x.reshape(-1), backend.new_pool())
+    x.copy_(torch.arange(6.0, 12.0).view(2, 3))
+    graph.replay()
+    assert torch.equal(graph.outputs, x.t().reshape(-1) + x.reshape(-1))
