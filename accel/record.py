@@ -42,7 +42,6 @@ class Reason(StrEnum):
     OOM = "oom"
     # Fusion sites only
     NO_TRITON = "no_triton"
-    TIER_NOT_ALLOWED = "tier_not_allowed"
     UNVERIFIED = "unverified"
     MISMATCH = "mismatch"
     KERNEL_ERROR = "kernel_error"

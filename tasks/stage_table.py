@@ -15,7 +15,7 @@ N = TypeVar("N", int, float)
 
 NONE = "-"
 MAX_BREAKS = 12  # lines
-CELL_WIDTH = 28  # holds "eager (component_offloaded)" and "reference (tier_not_allowed)"
+CELL_WIDTH = 28  # holds "eager (component_offloaded)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Wall and device time, launches, and memory."""
+"""Wall and device time, and launches."""
