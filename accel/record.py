@@ -85,12 +85,16 @@ class SiteOutcome:
         return "fused" if self.fused else f"reference ({self.reason})"
 
 
+# Times kept of each stage: a server runs for ever.
+MAX_WALLS = 10_000
+
+
 @dataclass
 class StageRecord:
     """Everything measured for one stage.
 
     cold_ms: wall time of the first call, captures and verification included.
-    walls_ms: wall times of later calls, device synchronised at both ends.
+    walls_ms: times of later calls on the device's clock, host waits included; the last `MAX_WALLS`.
     launches, gpu_busy_ms, host_launches: one profiled call; `None` where there is no CUDA. See
         `accel.measure.profile.DeviceActivity`.
     extra_bytes: device memory held by the stage's graphs and static buffers.
@@ -124,8 +128,9 @@ class StageRecord:
         """The first call is cold; the rest are steady state."""
         if self.cold_ms is None:
             self.cold_ms = ms
-        else:
-            self.walls_ms.append(ms)
+            return
+        self.walls_ms.append(ms)
+        del self.walls_ms[:-MAX_WALLS]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; counters become lists of rows."""

@@ -23,7 +23,7 @@ from accel.graphs.results import Outputs
 from accel.graphs.segmented import SegmentedRecorder
 from accel.graphs.whole import WholeGraph
 from accel.loops import BoundLoop, ChainLoop, StepLoop, WholeLoop
-from accel.measure.timing import wall_timer
+from accel.measure.timing import Lap, synchronize
 from accel.policy import AccelPolicy, StagePolicy
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome
 from accel.region import LoopBody, loop_bodies_of, regions_of
@@ -74,6 +74,7 @@ class Runner:
         self._backend = CudaBackend(device) if backend is None and device.type == "cuda" else backend
         self._regions: defaultdict[str, list[BoundRegion]] = defaultdict(list)
         self._breaks: defaultdict[str, list[str]] = defaultdict(list)
+        self._laps: list[tuple[str, Lap]] = []
         # What earlier records told, by stage.
         self._told: defaultdict[str, _Spent] = defaultdict(_Spent)
 
@@ -100,11 +101,27 @@ class Runner:
                 region.graph.allow_capture = False
 
     @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around the stages of one request: waits for the device and adds their times to the record.
+
+        A request that raises counts in no stage.
+        """
+        self._laps.clear()
+        yield
+        synchronize(self._device)
+        for name, lap in self._laps:
+            self.record.stage(name).add_wall(lap.ms)
+
+    @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure one call of a stage, device synchronised at both ends. Calls that raise do not count."""
-        with wall_timer(self._device) as wall:
-            yield
-        self.record.stage(name).add_wall(wall.ms)
+        """Measure one call of a stage of a request.
+
+        The host does not wait for the device here: it prepares the next stage meanwhile.
+        """
+        lap = Lap(self._device)
+        yield
+        lap.end()
+        self._laps.append((name, lap))
 
     def new_record(self) -> RunRecord:
         """Start a fresh record and return it; graphs stay."""

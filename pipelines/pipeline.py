@@ -113,9 +113,10 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         """
         with self._serving():
             state = self._begin(request, progress)
-            for stage in self.stages:
-                with self._runner.stage(stage.name):
-                    stage.run(state)
+            with self._runner.request():
+                for stage in self.stages:
+                    with self._runner.stage(stage.name):
+                        stage.run(state)
             return self._finish(state)
 
     def warm_up(self, requests: Sequence[RequestT], *, progress: Progress = NULL_PROGRESS) -> list[ResultT]:

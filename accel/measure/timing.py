@@ -1,30 +1,51 @@
-"""Wall times with the device synchronised at both ends, and what to say about many of them."""
+"""Times of blocks on the device's own clock, and what to say about many of them."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 
-class Wall:
-    """ms: elapsed wall time, milliseconds; set when the block ends without an exception."""
+class Lap:
+    """Time from its making to `end`, without waiting for the device at either.
 
-    ms: float = math.nan
+    On CUDA both ends are events of the current stream: work pending before does not count, work
+    enqueued in between does, and so does the time in which the device waited for the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = self._mark()
+        self._end = self._begin
+
+    def end(self) -> None:
+        self._end = self._mark()
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds. On CUDA, to be read after the device was waited for."""
+        elapsed: float = self._begin.elapsed_time(self._end)
+        return elapsed
+
+    def _mark(self) -> Any:
+        """An event; on a CPU something that answers as one."""
+        if self._device.type != "cuda":
+            return _HostTime()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
 
-@contextmanager
-def wall_timer(device: torch.device) -> Iterator[Wall]:
-    """Time a block. Work pending before it does not count, work it enqueued does."""
-    wall = Wall()
-    synchronize(device)
-    started = time.perf_counter()
-    yield wall
-    synchronize(device)
-    wall.ms = 1e3 * (time.perf_counter() - started)
+class _HostTime:
+    def __init__(self) -> None:
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, later: _HostTime) -> float:
+        return 1e3 * (later._seconds - self._seconds)
 
 
 def synchronize(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accel.fusion import swiglu
 from accel.graphs.recording import RecordingBackend
 from accel.policy import AccelPolicy, StageOverride
-from accel.record import Kind, Outcome, Reason
+from accel.record import MAX_WALLS, Kind, Outcome, Reason, StageRecord
 from accel.region import region
 from accel.runner import Runner
 
@@ -53,7 +53,7 @@ def run_twice(runner: Runner, stage: Toy) -> list[Tensor]:
     x, results = torch.ones(1, 3, 4), []
     with torch.no_grad():
         for i in range(2):
-            with runner.stage(stage.name):
+            with runner.request(), runner.stage(stage.name):
                 results += [stage.step(x * (i + 1)), stage.head(x * (i + 1))["y"]]
     return results
 
@@ -137,11 +137,31 @@ def test_two_stages_and_two_objects_do_not_mix() -> None:
     assert runner.record.stage("a").outcomes.total() == 4
 
 
-def test_a_stage_that_raises_is_not_timed() -> None:
+def test_no_stage_of_a_request_that_raises_is_timed() -> None:
     runner = Runner(policy(), device=CPU)
-    with pytest.raises(ValueError, match="broken"), runner.stage("denoising"):
-        raise ValueError("broken")
-    assert "denoising" not in runner.record.stages
+
+    def broken_request() -> None:
+        with runner.request():
+            with runner.stage("vae"):
+                pass
+            with runner.stage("denoising"):
+                raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        broken_request()
+    assert not runner.record.stages
+    with runner.request(), runner.stage("denoising"):
+        pass
+    assert set(runner.record.stages) == {"denoising"}
+
+
+def test_the_times_kept_of_a_stage_are_bounded() -> None:
+    record = StageRecord("denoising")
+    for ms in range(MAX_WALLS + 3):
+        record.add_wall(float(ms))
+    assert record.cold_ms == 0
+    assert len(record.walls_ms) == MAX_WALLS
+    assert record.walls_ms[-1] == MAX_WALLS + 2
 
 
 class Waiting(Toy):
