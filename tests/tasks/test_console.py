@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_pipeline import ACCEL
 
-from accel.policy import AccelPolicy
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
 from pipelines.pipeline import PipelineDescription
 from tasks.console import RunConsole
@@ -15,17 +16,7 @@ from tasks.environment import device_facts, software
 from tasks.stage_table import refusals, stage_rows, total_row
 
 SITES = ("swiglu", "modulate", "gated_residual", "qk_norm_rope")
-POLICY = AccelPolicy(
-    name="graph+fused",
-    enable_cuda_graph=True,
-    graph_mode="full",
-    max_entries=8,
-    max_segments=256,
-    on_full="eager",
-    strict=False,
-    fused=dict.fromkeys(SITES, True),
-    stages={},
-)
+POLICY = replace(ACCEL, fused=dict.fromkeys(SITES, True))
 
 
 class Terminal(io.StringIO):
