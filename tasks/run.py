@@ -92,11 +92,6 @@ class Measurement:
             return "not compared"
         return "unequal" if self.unequal else "equal"
 
-    def drop_partial_request(self) -> None:
-        """Take the stages of a request that was cut short out of the wall times."""
-        for stage in self.pipeline.record.stages.values():
-            del stage.walls_ms[len(self.request.walls_ms) :]
-
     def _timed(self, serve: Callable[[], Result]) -> None:
         begin = time.perf_counter()
         result = serve()
@@ -135,7 +130,6 @@ def main(config: RunConfig, *, folder: Path) -> None:
                 )
             except (KeyboardInterrupt, Terminated):
                 if measurement.result is not None:
-                    measurement.drop_partial_request()
                     console.progress.stop()
                     console.interrupted()
                     finish("interrupted")

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from fake_pipeline import ACCEL, CONFIG, FakePipeline, FakeResult, interrupt_at
 
 from accel.errors import ConfigError, ObservationError, OutputError, StrictModeError, UnequalBitsError
+from accel.runner import Runner
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.termination import Terminated
 from tasks import run
@@ -96,13 +98,20 @@ def test_ctrl_c_keeps_what_was_measured(start, tmp_path: Path, capsys) -> None:
 
 
 def test_a_request_cut_short_counts_in_no_time(start, tmp_path: Path) -> None:
+    runner = Runner(ACCEL, device=torch.device("cpu"))
+
+    class TwoStages(FakePipeline):
+        def run(self, request: str, *, progress: Progress = NULL_PROGRESS) -> FakeResult:
+            with runner.request():
+                with runner.stage("vae"):
+                    pass
+                return super().run(request, progress=progress)
+
     def after_a_stage(number: int) -> None:
         if number == 2:
-            pipeline.record.stage("vae").add_wall(1.0)
             raise Terminated(signal.SIGTERM)
-        pipeline.record.stage("vae").add_wall(1.0)
 
-    pipeline = FakePipeline(before=after_a_stage)
+    pipeline = TwoStages(before=after_a_stage, record=runner.record)
     with pytest.raises(Terminated):
         start(pipeline)
     result = read_result(tmp_path)
