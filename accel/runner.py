@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from accel.fusion.scope import fusion_scope
+from accel.fusion.scope import Scope
 from accel.graphs.backend import CapturedGraph, GraphBackend
 from accel.graphs.cache import MemoryBudget
 from accel.graphs.capture import Record
@@ -67,7 +67,7 @@ class Runner:
     def __init__(
         self, policy: AccelPolicy, *, device: torch.device, backend: GraphBackend | None = None
     ) -> None:
-        self.record = RunRecord()
+        self._record = RunRecord()
         self._lock = threading.Lock()  # the record is written by every thread that calls a region
         self._policy = policy
         self._device = device
@@ -77,6 +77,14 @@ class Runner:
         self._laps: list[tuple[str, Lap]] = []
         # What earlier records told, by stage.
         self._told: defaultdict[str, _Spent] = defaultdict(_Spent)
+
+    @property
+    def record(self) -> RunRecord:
+        """What happened since `new_record`; reading it brings what the graphs hold and cost up to date."""
+        with self._lock:
+            for name in self._record.stages:
+                self._describe_graphs(name)
+        return self._record
 
     @property
     def regions(self) -> list[BoundRegion]:
@@ -110,7 +118,7 @@ class Runner:
         yield
         synchronize(self._device)
         for name, lap in self._laps:
-            self.record.stage(name).add_wall(lap.ms)
+            self._record.stage(name).add_wall(lap.ms)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -123,11 +131,10 @@ class Runner:
         lap.end()
         self._laps.append((name, lap))
 
-    def new_record(self) -> RunRecord:
-        """Start a fresh record and return it; graphs stay."""
-        self.record = RunRecord()
+    def new_record(self) -> None:
+        """Start a fresh record; graphs stay."""
+        self._record = RunRecord()
         self._told.update({stage: self._spent(stage) for stage in self._regions})
-        return self.record
 
     def strict_violations(self) -> list[str]:
         """What the record shows as eager or unfused though it was to be accelerated.
@@ -135,7 +142,7 @@ class Runner:
         One line for each stage and reason, e.g. "denoising: reference (mismatch): swiglu, modulate".
         """
         found: dict[tuple[str, str, str], list[str]] = {}
-        for stage in self.record.stages.values():
+        for stage in self._record.stages.values():
             outcomes: tuple[Outcome | SiteOutcome, ...] = (*stage.outcomes, *stage.sites)
             for outcome in outcomes:
                 if outcome.reason is None or outcome.reason in _PLANNED:
@@ -205,21 +212,22 @@ class Runner:
 
         def observe(outcome: SiteOutcome) -> None:
             with self._lock:
-                self.record.stage(stage.name).sites[outcome] += 1
+                self._record.stage(stage.name).sites[outcome] += 1
+
+        scope = Scope(stage.allowed, observe)
 
         @functools.wraps(fn)
         def region(*args: Any, **kwargs: Any) -> Any:
-            with fusion_scope(stage.allowed, observe):
+            with scope.entered():
                 value, outcome = call(args, kwargs)
             with self._lock:
-                self.record.stage(stage.name).outcomes[outcome] += 1
-                self._describe_graphs(stage.name)
+                self._record.stage(stage.name).outcomes[outcome] += 1
             return value
 
         return region
 
     def _describe_graphs(self, stage: str) -> None:
-        record, graphs = self.record.stage(stage), [region.graph for region in self._regions[stage]]
+        record, graphs = self._record.stage(stage), [region.graph for region in self._regions[stage]]
         spent, told = self._spent(stage), self._told[stage]
         record.extra_bytes = sum(graph.extra_bytes for graph in graphs)
         record.entries = sum(map(len, graphs))

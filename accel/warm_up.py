@@ -85,7 +85,8 @@ def _capture(
         return False
     except RuntimeError as error:  # out of memory
         raise _NoGraphError(f"{name}: {in_words(error)}") from None
-    record = runner.new_record().stage(used.stage)
+    runner.new_record()
+    record = runner.record.stage(used.stage)
     try:
         region.call(*call.args, **call.kwargs)
     except Exception as error:

@@ -87,9 +87,9 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         """What happened so far, per stage."""
         return self._runner.record
 
-    def new_record(self) -> RunRecord:
+    def new_record(self) -> None:
         """Start measuring afresh; captured graphs stay."""
-        return self._runner.new_record()
+        self._runner.new_record()
 
     def strict_violations(self) -> list[str]:
         """Region calls that ran eager although the policy planned a graph, one line each."""

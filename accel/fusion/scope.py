@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -14,10 +14,26 @@ from accel.site_names import SITE_NAMES
 
 @dataclass(frozen=True)
 class Scope:
-    """allowed: site names that may fuse. observe: told the outcome of every site call."""
+    """allowed: site names that may fuse. observe: told the outcome of every site call.
+
+    Raises: ConfigError for a name that no site carries.
+    """
 
     allowed: frozenset[str]
     observe: Callable[[SiteOutcome], None]
+
+    def __post_init__(self) -> None:
+        for name in self.allowed:
+            require_known("fusion_scope", name, SITE_NAMES)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make this the current scope inside the `with` block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
 
 _current: ContextVar[Scope | None] = ContextVar("fusion_scope", default=None)
@@ -28,16 +44,11 @@ def current_scope() -> Scope | None:
     return _current.get()
 
 
-@contextmanager
-def fusion_scope(allowed: frozenset[str], observe: Callable[[SiteOutcome], None]) -> Iterator[None]:
+def fusion_scope(
+    allowed: frozenset[str], observe: Callable[[SiteOutcome], None]
+) -> AbstractContextManager[None]:
     """Let the sites in `allowed` run their verified kernels inside the `with` block.
 
     Raises: ConfigError for a name that no site carries.
     """
-    for name in allowed:
-        require_known("fusion_scope", name, SITE_NAMES)
-    token = _current.set(Scope(allowed, observe))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return Scope(allowed, observe).entered()

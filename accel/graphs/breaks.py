@@ -5,7 +5,8 @@ with `call_break`. Outside a recording both are plain calls. At every replay the
 on the same tensors, whose contents are then new; what it returns must keep structure, shapes, dtypes,
 strides and constants, or that call of the region runs eager. Contexts that the region has entered
 around a break, autocast aside, are not entered again. A function that is given a tensor to
-write into (`out=`) and returns it saves the copy into a fixed buffer.
+write into (`out=`) and returns it saves the copy into a fixed buffer. One that only reads its tensors
+and keeps none of them, e.g. attention, is best marked `reads_only`: then breaks share memory.
 """
 
 from __future__ import annotations
@@ -54,8 +55,15 @@ class Recording(Protocol):
 
     thread: int
 
-    def declared_break(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `fn` between two segments."""
+    def declared_break(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        reads_only: bool = False,
+    ) -> Any:
+        """Run `fn` between two segments. reads_only: see `graph_break`."""
 
     def made(self, value: Any) -> bool:
         """Whether the value holds a tensor that this recording produced."""
@@ -112,9 +120,15 @@ def call_break(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Raises: BreakThreadError in a thread that the region started while it is being recorded.
     """
+    return _call_break(fn, args, kwargs, reads_only=False)
+
+
+def _call_break(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, reads_only: bool
+) -> Any:
     session = _current.get()
     if session is not None:
-        return session.declared_break(fn, args, kwargs)
+        return session.declared_break(fn, args, kwargs, reads_only=reads_only)
     for other in list(_all):
         if other.thread != threading.get_ident() and other.made((args, kwargs)):
             thread = threading.current_thread().name
@@ -130,25 +144,31 @@ def graph_break(fn: F, /) -> F: ...
 
 
 @overload
-def graph_break(*, when: Callable[..., bool]) -> Callable[[F], F]: ...
+def graph_break(*, when: Callable[..., bool] | None = None, reads_only: bool = False) -> Callable[[F], F]: ...
 
 
-def graph_break(fn: Any = None, /, *, when: Callable[..., bool] | None = None) -> Any:
+def graph_break(
+    fn: Any = None, /, *, when: Callable[..., bool] | None = None, reads_only: bool = False
+) -> Any:
     """Make every call of the decorated function a break.
 
     when: called with the same arguments; where it returns false, the call is captured like any other.
+    reads_only: the function writes into none of its arguments and keeps none of them or of their memory.
+    It is given copies in memory that breaks take turns in, instead of holding tensors for every break.
     """
     if fn is None:
-        return functools.partial(_breaking, when=when)
-    return _breaking(fn, when=None)
+        return functools.partial(_breaking, when=when, reads_only=reads_only)
+    return _breaking(fn, when=None, reads_only=False)
 
 
-def _breaking(fn: Callable[..., Any], *, when: Callable[..., bool] | None) -> Callable[..., Any]:
+def _breaking(
+    fn: Callable[..., Any], *, when: Callable[..., bool] | None, reads_only: bool
+) -> Callable[..., Any]:
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if when is not None and not when(*args, **kwargs):
             return fn(*args, **kwargs)
-        return call_break(fn, *args, **kwargs)
+        return _call_break(fn, args, kwargs, reads_only=reads_only)
 
     return wrapper
 

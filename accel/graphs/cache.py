@@ -39,6 +39,10 @@ class GraphCache(Generic[E]):
     def __iter__(self) -> Iterator[Signature]:
         return iter(self._entries)
 
+    def peek(self, signature: Signature) -> E | None:
+        """The entry of this signature; counts for nothing."""
+        return self._entries.get(signature)
+
     def get(self, signature: Signature) -> E | None:
         """The entry that serves this signature, marked as just replayed."""
         entry = self._entries.get(signature)

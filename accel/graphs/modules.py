@@ -38,11 +38,23 @@ class ModuleWatch:
         self._roots: list[nn.Module] = []
         self._scan(modules())
 
-    def refusal(self) -> Outcome | None:
-        """Notice changes; then say why no graph may run now, if so."""
+    def in_place(self) -> bool:
+        """Whether the weights lie where graphs read them.
+
+        They are held here, so that memory which has not moved is alive.
+        """
+        if _ADDRESSES_EQUAL is None:
+            return self._current_addresses() == self._addresses
+        return bool(_ADDRESSES_EQUAL(self._weights, self._addresses, self._every_weight))
+
+    def refusal(self, *, in_place: bool = False) -> Outcome | None:
+        """Notice changes; then say why no graph may run now, if so.
+
+        in_place: the weights were just found in place.
+        """
         roots = self._modules()
         hooked_or_filled = any(self._expected_empty)
-        if self._changed(list(roots.values()), hooked_or_filled):
+        if self._changed(list(roots.values()), hooked_or_filled) or not (in_place or self.in_place()):
             self.epoch += 1
             self._scan(roots)
         if self._misplaced is not None:
@@ -83,14 +95,7 @@ class ModuleWatch:
     def _changed(self, roots: list[nn.Module], hooked_or_filled: bool) -> bool:
         if not _same([roots, self._filled], [self._roots, self._as_scanned]):
             return True
-        if hooked_or_filled and any(self._empty):
-            return True
-        return self._moved()
-
-    def _moved(self) -> bool:
-        if _ADDRESSES_EQUAL is None:
-            return self._current_addresses() != self._addresses
-        return not _ADDRESSES_EQUAL(self._weights, self._addresses, self._every_weight)
+        return hooked_or_filled and any(self._empty)
 
     def _current_addresses(self) -> list[int]:
         with torch._C.DisableTorchFunction():  # else `with torch.device(...)` would see every call

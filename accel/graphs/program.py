@@ -5,7 +5,7 @@ Source: graph spec section 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from accel.graphs.backend import CapturedGraph, GraphBackend
 from accel.graphs.breaks import Break, one_run
+from accel.graphs.bridges import BridgeArena
 from accel.graphs.buffers import clone_layout, distinct_part
 from accel.graphs.capture import RunEagerError
 from accel.graphs.containment import describe
@@ -53,27 +54,46 @@ class Call:
 class EagerStep:
     """A call that every replay repeats, and the form its result must have.
 
-    given: what the recording goes on with. Device tensors are fixed buffers that later segments
-    read, unless the call wrote into its arguments' own memory.
+    own: memory of arguments that the call may write into and return.
     numbers: the result holds no tensors.
     """
 
-    def __init__(self, at: Break, call: Call, value: Any, *, backend: GraphBackend) -> None:
+    def __init__(
+        self,
+        at: Break,
+        call: Call,
+        value: Any,
+        *,
+        own: Collection[int],
+        arena: BridgeArena,
+        backend: GraphBackend,
+    ) -> None:
         self._at = at
         self._call = call
         self._device = backend.device
-        self._recorded = _Frame.of(value, self._device)
+        recorded = _Frame.of(value, self._device)
+        self._key, self._text = recorded.key, recorded.text
         self._targets: list[_Fixed | _HostCopy] = []
-        for tensor in self._recorded.tensors:
+        given: dict[int, Tensor] = {}
+        for tensor in recorded.tensors:
             if backend.on_host(tensor):
                 self._targets.append(_HostCopy(tensor))
-            elif _address(tensor) in call.memory:
-                self._targets.append(_Fixed(tensor))
+                given[id(tensor)] = tensor
             else:
-                self._targets.append(_Fixed(_buffer(tensor)))
-        replaced = dict(zip(map(id, self._recorded.tensors), self._targets, strict=True))
-        self.given = map_tensors(value, lambda tensor: replaced[id(tensor)].given)
+                fixed = tensor if _address(tensor) in own else arena.result(tensor)
+                self._targets.append(_Fixed(fixed))
+                given[id(tensor)] = fixed
+        self._given = map_tensors(value, lambda tensor: given[id(tensor)])
         self.numbers = not self._targets
+
+    def take_given(self) -> Any:
+        """What the recording goes on with, once: only the recording's hold on it counts from then on.
+
+        Device tensors are fixed buffers that later segments read, unless the call wrote into its
+        arguments' own memory.
+        """
+        given, self._given = self._given, None
+        return given
 
     def __call__(self) -> None:
         try:
@@ -81,8 +101,8 @@ class EagerStep:
         except Exception as error:
             # Eager meets the same, or does better; either way the caller sees what eager gives.
             raise GuardFailedError(self._at, f"raised {type(error).__name__}: {describe(error)}") from None
-        if new.key != self._recorded.key:
-            raise GuardFailedError(self._at, f"value {new.text} vs {self._recorded.text}")
+        if new.key != self._key:
+            raise GuardFailedError(self._at, f"value {new.text} vs {self._text}")
         for target, tensor in zip(self._targets, new.tensors, strict=True):
             difference = target.take(tensor)
             if difference:
@@ -198,7 +218,6 @@ class _Fixed:
     """Device memory that the segments know."""
 
     def __init__(self, given: Tensor) -> None:
-        self.given = given
         self._memory = given.detach()
 
     def take(self, new: Tensor) -> str:
@@ -213,7 +232,6 @@ class _HostCopy:
     """A host tensor that reached Python, with its values at the time."""
 
     def __init__(self, given: Tensor) -> None:
-        self.given = given
         self._copy = given.detach().clone()
 
     def take(self, new: Tensor) -> str:

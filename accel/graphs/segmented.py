@@ -16,6 +16,7 @@ from torch import Tensor
 from accel.graphs.automatic import Args, ConstructorMode, Kwargs, OperationMode
 from accel.graphs.backend import CapturedGraph, GraphBackend, raise_capture_failure
 from accel.graphs.breaks import Break, break_here, inside_break, name_of, one_run, recording
+from accel.graphs.bridges import BridgeArena
 from accel.graphs.capture import RunEagerError
 from accel.graphs.program import Call, EagerStep, HostInputs, SegmentedGraph, Step, Upload
 from accel.graphs.tree import distinct_tensors
@@ -75,6 +76,7 @@ class _Session:
         self._name = name
         self._autocast = _autocast(backend.device)
         self._host_inputs = HostInputs()
+        self._arena = BridgeArena(on_host=backend.on_host)
         self._made: set[int] = set()
         self._guards: dict[Any, Any] = {}  # values read since the last captured operation
         self._failure: BaseException | None = None
@@ -99,11 +101,21 @@ class _Session:
         for segment in self.segments:
             segment.release()
 
-    def declared_break(self, fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    def declared_break(
+        self, fn: Callable[..., Any], args: Args, kwargs: Kwargs, *, reads_only: bool = False
+    ) -> Any:
         at = break_here("declared", name_of(fn))
         autocast = _autocast(self._backend.device)
         body = fn if autocast == self._autocast else _under(autocast, self._backend.device, fn)
-        return self.eager(at, body, args, kwargs)
+        if not reads_only:
+            return self.eager(at, body, args, kwargs)
+        args, kwargs = self._arena.stage((args, kwargs))
+        staged = [tensor for tensor in distinct_tensors((args, kwargs)) if not tensor.is_inference()]
+        before = [tensor._version for tensor in staged]
+        given = self.eager(at, body, args, kwargs, borrowed=True)
+        if before != [tensor._version for tensor in staged]:
+            self.refuse(Reason.CAPTURE_FAILED, f"{at}: declared reads_only, but writes into an argument")
+        return given
 
     def eager(
         self,
@@ -112,22 +124,28 @@ class _Session:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Any = None,
+        *,
+        borrowed: bool = False,
     ) -> Any:
         """Run a call between two segments, now and at every replay.
 
-        key: equal for calls that give equal values as long as nothing runs in between.
+        key: equal for calls that give equal values as long as nothing runs in between. borrowed: the
+        arguments' memory is lent for this call, so that no result may stay there.
         """
         with self._interrupted(at):
             if key is not None and key in self._guards:
                 return self._guards[key]
             call = Call(fn, args, kwargs)
-            step = EagerStep(at, call, fn(*args, **kwargs), backend=self._backend)
+            own = frozenset() if borrowed else call.memory
+            value = fn(*args, **kwargs)
+            step = EagerStep(at, call, value, own=own, arena=self._arena, backend=self._backend)
             self._add(at, step)
+            given = step.take_given()
             if step.numbers and key is not None:
-                self._guards[key] = step.given
+                self._guards[key] = given
             else:
                 self._guards.clear()
-            return step.given
+            return given
 
     def upload(self, at: Break, make: Callable[[], Tensor]) -> Tensor:
         """A device tensor with a value from the host, the same at every replay."""

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ from accel.policy import StagePolicy
 from accel.record import Kind, Outcome, Reason
 
 _log = logging.getLogger("samebit")
+
+
+class _Replayed(NamedTuple):
+    value: Any
 
 
 class WholeGraph:
@@ -79,6 +83,8 @@ class WholeGraph:
             is_weight=watch.is_weight,
             budget=budget or MemoryBudget(policy.memory_budget_mb),
         )
+        # Not where a replay overwrites what callers hold: they may hand it in again.
+        self._launch_first = outputs == "clone"
         self._state = self._current_state()
 
     def __len__(self) -> int:
@@ -167,7 +173,6 @@ class WholeGraph:
     def _serve(
         self, values: dict[str, Any], sealed: Hashable | None, tokens: Tokens | None
     ) -> tuple[Any, Outcome]:
-        self._require_legal()
         if sealed is None:
             arguments, tensors = self._flatten(values)
         else:
@@ -175,6 +180,10 @@ class WholeGraph:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise RunEagerError(Reason.GRAD_ENABLED, "an argument requires grad")
         signature = Signature(arguments, Environment.current(self._backend.device.type), self._fused)
+        early = self._replay_then_check(signature, tensors, tokens)
+        if early is not None:
+            return early.value, Outcome(Kind.REPLAYED)
+        self._require_legal()
         entry = self._cache.get(signature)
         if entry is not None:
             return self._replay(entry, tensors, tokens), Outcome(Kind.REPLAYED)
@@ -183,14 +192,39 @@ class WholeGraph:
         entry = self._admit(signature, call)
         return self._replay(entry, call.tensors, tokens), Outcome(Kind.CAPTURED)
 
+    def _replay_then_check(
+        self, signature: Signature, tensors: list[Tensor], tokens: Tokens | None
+    ) -> _Replayed | None:
+        """Let the device work while the host looks at the modules; `None` where that gave no valid result.
+
+        The graph reads memory that is alive, for the weights are in place, and writes its own. The caller's
+        tensors are untouched, so that the call can still be served in another way.
+        """
+        entry = self._cache.peek(signature) if self._launch_first else None
+        if entry is None or not self._watch.in_place():
+            return None
+        rng = self._backend.rng_state() if entry.draws else None
+        value = self._replay(entry, tensors, tokens)
+        refusal = self._refusal(in_place=True)
+        if refusal is None and self._state == self._current_state():
+            self._cache.get(signature)  # which counts
+            return _Replayed(value)
+        if rng is not None:
+            self._backend.set_rng_state(rng)
+        return None
+
     def _require_legal(self) -> None:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            raise RunEagerError(Reason.MULTI_GPU, f"world size {distributed.get_world_size()}")
-        refusal = self._watch.refusal()
+        refusal = self._refusal()
         self._drop_outdated()
         if refusal is not None and refusal.reason is not None:
             raise RunEagerError(refusal.reason, refusal.detail)
+
+    def _refusal(self, *, in_place: bool = False) -> Outcome | None:
+        """Why no graph may serve a call now. in_place: see `ModuleWatch.refusal`."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            return Outcome(Kind.EAGER, Reason.MULTI_GPU, f"world size {distributed.get_world_size()}")
+        return self._watch.refusal(in_place=in_place)
 
     def _drop_outdated(self) -> None:
         """After a change of weights or gates, graphs read old memory or hold kernels now switched off."""

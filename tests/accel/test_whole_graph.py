@@ -247,3 +247,33 @@ def test_a_region_that_calls_another_is_one_graph() -> None:
     assert inner.outcome.reason is Reason.NESTED_CAPTURE
     assert outer.outcome.kind is Kind.CAPTURED
     assert torch.equal(outer(X + 1), X * 2 + 3)
+
+
+@pytest.mark.parametrize("outputs", ["clone", "view"])
+def test_a_change_found_after_the_launch_undoes_the_replay(outputs: str) -> None:
+    """A layer was replaced, then a hook added: the call counts once, its random numbers too."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).eval().requires_grad_(False)
+    run = Harness(
+        lambda x: net(x) + torch.randn_like(x), modules=lambda: {"net": net}, options={"outputs": outputs}
+    )
+    seen: list[torch.Tensor] = []
+
+    def step(call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        return [call(X).clone(), torch.randn(2)]
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        return net(x) + torch.randn_like(x)
+
+    run(X)
+    assert all(map(torch.equal, step(run), step(eager)))
+    assert run.outcome.kind is Kind.REPLAYED
+    net[1] = nn.Linear(3, 3).eval().requires_grad_(False)
+    assert all(map(torch.equal, step(run), step(eager)))
+    assert run.outcome.kind is Kind.CAPTURED
+    hook = net[0].register_forward_hook(lambda *_: seen.append(X))
+    ours = step(run)
+    assert run.outcome.reason is Reason.FORWARD_HOOK
+    assert len(seen) == 1
+    hook.remove()
+    assert all(map(torch.equal, ours, step(eager)))

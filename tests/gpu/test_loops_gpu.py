@@ -244,7 +244,8 @@ def test_a_whole_loop_is_one_launch_and_its_copies(capsys: pytest.CaptureFixture
         stage = denoising()
         runner = runner_for(stage, mode)
         stage.run(state_of(stage, seed=0))
-        record = runner.new_record().stage("denoising")
+        runner.new_record()
+        record = runner.record.stage("denoising")
         state = state_of(stage, seed=1)
         counts[mode] = host_calls(lambda stage=stage, state=state: stage.run(state))  # type: ignore[misc]
         assert {outcome.kind for outcome in record.outcomes} == {Kind.REPLAYED}

@@ -141,7 +141,8 @@ def test_a_warm_request_is_replays_alone(
     stage = denoising(transformer)
     runner = runner_of(stage, replace(policy, loop=mode))
     stage.run(state_of(stage, seed=0))
-    record, progress = runner.new_record(), CountingProgress()
+    runner.new_record()
+    record, progress = runner.record, CountingProgress()
     stage.run(state_of(stage, seed=1, progress=progress))
     outcomes = record.stage("denoising").outcomes
     assert {outcome.kind: n for outcome, n in outcomes.items()} == {Kind.REPLAYED: calls}

@@ -204,7 +204,8 @@ def test_after_weights_changed_in_place_nothing_old_is_left(
     for name in ("transformer", "vae"):
         scale_weights(components[name], 0.75)
     pipeline.refresh()
-    record = pipeline.new_record()
+    pipeline.new_record()
+    record = pipeline.record
     fresh = make_pipeline(contexts=CONTEXTS, policy=eager_policy, weight_scale=0.75)
     after, expected = run(pipeline, settings=settings), run(fresh, settings=settings)
     assert after.digests == expected.digests
