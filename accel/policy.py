@@ -13,6 +13,8 @@ from msgspec import Meta
 
 from accel.errors import ConfigError
 from accel.near_match import suggestion
+from accel.record import Tier
+from accel.site_names import SAVING_NAMES
 
 T = TypeVar("T")
 
@@ -20,9 +22,12 @@ GraphMode = Literal["full", "segmented"]
 OnFull = Literal["eager", "evict"]
 Loop = Literal["auto", "step", "chain", "whole"]
 Capture = Literal["lazy", "explicit"]
+Compile = Literal["default", "reduce-overhead"]
+CompileScope = Literal["regional", "whole"]
 Megabytes = Annotated[int, Meta(ge=1)]
 Entries = Annotated[int, Meta(ge=1, le=256)]
 Segments = Annotated[int, Meta(ge=1, le=4096)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,9 @@ class StagePolicy:
         choice.
     capture: `lazy` captures whenever a new signature is called; `explicit` during warm-up only.
     memory_budget_mb: device memory that the stage's graphs may hold, MiB; `None` is unbounded.
-    fused: site name -> allowed; see `accel.fusion.registry`.
+    compile: mode of `torch.compile`, whose bits may differ from eager; `None` does not compile.
+    compile_scope: `regional` compiles the blocks that repeat, `whole` each region (of a loop, its body).
+    fused: name of a site or saving -> allowed; see `accel.fusion.registry` and `accel.fusion.savings`.
     """
 
     enable_cuda_graph: bool
@@ -51,7 +58,32 @@ class StagePolicy:
     loop: Loop = "auto"
     capture: Capture = "lazy"
     memory_budget_mb: int | None = None
+    compile: Compile | None = None
+    compile_scope: CompileScope | None = None
     fused: Mapping[str, bool]
+
+    def check(self, where: str) -> None:
+        """Refuse what excludes or lacks each other. where: key of the policy. Raises: ConfigError."""
+        if self.compile is None and self.compile_scope is not None:
+            raise ConfigError(
+                f"{where}.compile_scope={self.compile_scope} has no effect without {where}.compile. "
+                "Set compile=default or compile_scope=null."
+            )
+        if self.compile is None:
+            return
+        if self.compile_scope is None:
+            raise ConfigError(f"{where}.compile={self.compile} needs compile_scope=regional or whole.")
+        if self.enable_cuda_graph:
+            raise ConfigError(
+                f"{where}: compile={self.compile} and enable_cuda_graph=true exclude each other. "
+                "Use accel=compile or accel=graph."
+            )
+        fused = ", ".join(site for site, on in self.fused.items() if on)
+        if fused:
+            raise ConfigError(
+                f"{where}: compile={self.compile} and fused kernels ({fused}) exclude each other. "
+                "Use accel=compile or accel=fused."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +98,8 @@ class StageOverride:
     loop: Loop | None = None
     capture: Capture | None = None
     memory_budget_mb: Megabytes | None = None
+    compile: Compile | None = None
+    compile_scope: CompileScope | None = None
     fused: dict[str, bool] = field(default_factory=dict)
 
 
@@ -74,6 +108,8 @@ class AccelPolicy:
     """The resolved `accel` node. Field meanings as in `StagePolicy`.
 
     name: which `conf/accel/*.yaml` it came from, for reports.
+    auto_seconds: time to measure and choose what each stage gains from, before the first request; `None`
+        chooses nothing.
     manifest: file of signatures that were used before, captured at load and written at the end.
     strict: turn every unplanned `eager` into exit code 3.
     stages: stage name -> what that stage sets differently.
@@ -88,10 +124,30 @@ class AccelPolicy:
     loop: Loop = "auto"
     capture: Capture = "lazy"
     memory_budget_mb: Megabytes | None = None
+    compile: Compile | None = None
+    compile_scope: CompileScope | None = None
+    auto_seconds: Seconds | None = None
     manifest: str | None = None
     strict: bool
     fused: dict[str, bool]
     stages: dict[str, StageOverride]
+
+    @property
+    def tier(self) -> Tier:
+        """What results may be, as far as the configuration says."""
+        if self.compile is not None or any(own.compile for own in self.stages.values()):
+            return "compiled"
+        return "moved_rounding" if self._savings else "exact"
+
+    @property
+    def _savings(self) -> dict[str, str]:
+        """Savings that some stage may take -> the key that allows it."""
+        keys = {"accel.fused": self.fused} | {
+            f"accel.stages.{stage}.fused": own.fused for stage, own in self.stages.items()
+        }
+        return {
+            name: f"{key}.{name}" for key, fused in keys.items() for name in SAVING_NAMES if fused.get(name)
+        }
 
     def for_stage(self, stage: str) -> StagePolicy:
         """Merge the stage's own settings over the common ones."""
@@ -105,24 +161,45 @@ class AccelPolicy:
             loop=_first(own.loop, self.loop),
             capture=_first(own.capture, self.capture),
             memory_budget_mb=_first(own.memory_budget_mb, self.memory_budget_mb),
+            compile=_first(own.compile, self.compile),
+            compile_scope=_first(own.compile_scope, self.compile_scope),
             fused={**self.fused, **own.fused},
         )
 
-    def check(self, *, stages: Sequence[str], sites: Sequence[str]) -> None:
-        """Refuse names that no stage or fusion site of this pipeline carries.
+    def check(
+        self, *, stages: Sequence[str], sites: Sequence[str], savings: Sequence[str] = SAVING_NAMES
+    ) -> None:
+        """Refuse names that no stage or fusion site of this pipeline carries, and what excludes each other.
 
-        stages: those with regions; a policy has no effect on others.
-        Raises: ConfigError naming the key and the nearest known name.
+        stages: those with regions; a policy has no effect on others. savings: those that this pipeline has;
+        no other one may be on.
+        Raises: ConfigError naming the key, and the nearest known name.
         """
+        names = (*sites, *SAVING_NAMES)
         for stage, own in self.stages.items():
             if stage not in stages:
                 raise ConfigError(
                     f"accel.stages: '{stage}' is no stage with regions{suggestion(stage, sorted(stages))}"
                 )
             for site in own.fused:
-                require_known(f"accel.stages.{stage}.fused", site, sites)
+                require_known(f"accel.stages.{stage}.fused", site, names)
         for site in self.fused:
-            require_known("accel.fused", site, sites)
+            require_known("accel.fused", site, names)
+        for name, key in self._savings.items():
+            if name not in savings:
+                has = f"it has {', '.join(savings)}" if savings else "it has none"
+                raise ConfigError(f"{key}=true has no effect: this model has no such saving; {has}.")
+        for stage in stages:
+            key = f"accel.stages.{stage}" if stage in self.stages else "accel"
+            self.for_stage(stage).check(key)
+        if self.auto_seconds is not None and self.tier != "exact":
+            others = (
+                "compile=null" if self.tier == "compiled" else f"{next(iter(self._savings.values()))}=false"
+            )
+            raise ConfigError(
+                f"accel.auto_seconds: stages are not chosen for beside {self.tier} ones. Set {others} or "
+                "auto_seconds=null."
+            )
 
 
 def require_known(where: str, name: str, known: Sequence[str]) -> None:

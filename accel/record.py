@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-# What acceleration may do to the bits of a result: nothing. There is no other tier.
-TIER = "exact"
+# What acceleration may do to the bits of a result, from nothing to most. `moved_rounding`: the same
+# mathematics and precision, rounded at other places. `compiled`: what a compiler does.
+Tier: TypeAlias = Literal["exact", "moved_rounding", "compiled"]
 
 
 class Reason(StrEnum):
@@ -40,6 +41,10 @@ class Reason(StrEnum):
     OVER_BUDGET = "over_budget"
     NOT_WORTH_IT = "not_worth_it"
     OOM = "oom"
+    # torch.compile only
+    COMPILE_FAILED = "compile_failed"
+    RECOMPILE_LIMIT = "recompile_limit"
+    NOTHING_TO_COMPILE = "nothing_to_compile"
     # Fusion sites only
     NO_TRITON = "no_triton"
     UNVERIFIED = "unverified"
@@ -47,6 +52,9 @@ class Reason(StrEnum):
     KERNEL_ERROR = "kernel_error"
     TRACING = "tracing"
     LOW_MEMORY = "low_memory"
+    # Mounted forwards only
+    STRUCTURE_CHANGED = "structure_changed"
+    UNSUPPORTED_MODULE = "unsupported_module"
 
 
 class Kind(StrEnum):
@@ -54,6 +62,7 @@ class Kind(StrEnum):
 
     REPLAYED = "replayed"
     CAPTURED = "captured"
+    COMPILED = "compiled"
     EAGER = "eager"
 
 
@@ -74,7 +83,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SiteOutcome:
-    """One call of a fusion site: fused, or the reference expression with the reason."""
+    """One call of a fusion site: fused, or the reference expression with the reason.
+
+    Likewise of a saving that the policy allows: taken (`fused`) or not.
+    """
 
     site: str
     fused: bool
@@ -85,6 +97,23 @@ class SiteOutcome:
         return "fused" if self.fused else f"reference ({self.reason})"
 
 
+@dataclass(frozen=True)
+class MountReport:
+    """What became of one class of blocks of one model: all of them got a forward with fusion sites, or none.
+
+    block: class name. blocks: how many the model has. reason, detail: why they keep their stock forward.
+    """
+
+    block: str
+    blocks: int
+    mounted: bool
+    reason: Reason | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return "mounted" if self.mounted else f"stock forward ({self.reason})"
+
+
 # Times kept of each stage: a server runs for ever.
 MAX_WALLS = 10_000
 
@@ -93,17 +122,23 @@ MAX_WALLS = 10_000
 class StageRecord:
     """Everything measured for one stage.
 
+    tier: `compiled` once a value came from compiled code, `moved_rounding` once a saving was taken: from
+        then on graphs that hold it may be replayed.
     cold_ms: wall time of the first call, captures and verification included.
     walls_ms: times of later calls on the device's clock, host waits included; the last `MAX_WALLS`.
     launches, gpu_busy_ms, host_launches: one profiled call; `None` where there is no CUDA. See
         `accel.measure.profile.DeviceActivity`.
     extra_bytes: device memory held by the stage's graphs and static buffers.
+    copied_in: bytes that one replay of each live graph copies into fixed inputs, summed.
     capture_ms: time spent capturing, summed.
+    compile_ms: wall time of calls that compiled, since the pipeline was made.
     entries: live graphs. evictions: graphs that made room for others.
+    mounts: forwards bound on the blocks of library models; those that are not allowed are left out.
     breaks: where segmented graphs leave the device to Python, "file:line op (kind)", in order.
     """
 
     name: str
+    tier: Tier = "exact"
     cold_ms: float | None = None
     walls_ms: list[float] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -112,10 +147,13 @@ class StageRecord:
     gpu_busy_ms: float | None = None
     host_launches: int | None = None
     extra_bytes: int = 0
+    copied_in: int = 0
     capture_ms: float = 0.0
+    compile_ms: float = 0.0
     entries: int = 0
     evictions: int = 0
     breaks: list[str] = field(default_factory=list)
+    mounts: list[MountReport] = field(default_factory=list)
 
     @property
     def hit_ratio(self) -> float | None:
@@ -136,7 +174,7 @@ class StageRecord:
         """JSON-ready form; counters become lists of rows."""
         return {
             "name": self.name,
-            "tier": TIER,
+            "tier": self.tier,
             "cold_ms": self.cold_ms,
             "walls_ms": self.walls_ms,
             "outcomes": [
@@ -152,10 +190,22 @@ class StageRecord:
             "gpu_busy_ms": self.gpu_busy_ms,
             "host_launches": self.host_launches,
             "extra_bytes": self.extra_bytes,
+            "copied_in": self.copied_in,
             "capture_ms": self.capture_ms,
+            "compile_ms": self.compile_ms,
             "entries": self.entries,
             "evictions": self.evictions,
             "breaks": self.breaks,
+            "mounts": [
+                {
+                    "block": m.block,
+                    "blocks": m.blocks,
+                    "mounted": m.mounted,
+                    "reason": _text(m.reason),
+                    "detail": m.detail,
+                }
+                for m in self.mounts
+            ],
         }
 
 

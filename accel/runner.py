@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from accel.bound_stage import BoundStage
+from accel.compiled import CompiledStage
+from accel.fusion.mounting import Mount
 from accel.fusion.scope import Scope
 from accel.graphs.backend import CapturedGraph, GraphBackend
-from accel.graphs.cache import MemoryBudget
 from accel.graphs.capture import Record
 from accel.graphs.cuda import CudaBackend
 from accel.graphs.modules import ModuleWatch
@@ -25,8 +27,9 @@ from accel.graphs.whole import WholeGraph
 from accel.loops import BoundLoop, ChainLoop, StepLoop, WholeLoop
 from accel.measure.timing import Lap, synchronize
 from accel.policy import AccelPolicy, StagePolicy
-from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome
+from accel.record import Kind, MountReport, Outcome, Reason, RunRecord, SiteOutcome
 from accel.region import LoopBody, loop_bodies_of, regions_of
+from accel.site_names import SAVING_NAMES
 
 # Eager by request, or part of a graph that encloses the call.
 _PLANNED = (Reason.DISABLED, Reason.NESTED_CAPTURE)
@@ -41,6 +44,8 @@ class BindableStage(Protocol):
     def name(self) -> str: ...
 
     def modules(self) -> Mapping[str, nn.Module]: ...
+
+    def mounts(self, allowed: frozenset[str]) -> Sequence[Mount]: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,10 @@ class Runner:
         self._backend = CudaBackend(device) if backend is None and device.type == "cuda" else backend
         self._regions: defaultdict[str, list[BoundRegion]] = defaultdict(list)
         self._breaks: defaultdict[str, list[str]] = defaultdict(list)
+        self._compiled: dict[str, CompiledStage] = {}
+        # Stages that took a saving. Their graphs replay it without telling.
+        self._saving: set[str] = set()
+        self._mounts: dict[str, list[MountReport]] = {}
         self._laps: list[tuple[str, Lap]] = []
         # What earlier records told, by stage.
         self._told: defaultdict[str, _Spent] = defaultdict(_Spent)
@@ -96,7 +105,12 @@ class Runner:
         policy = self._policy.for_stage(stage.name)
         backend = self._backend if policy.enable_cuda_graph else None
         watch = None if backend is None else ModuleWatch(stage.modules, backend.device)
-        bound = _BoundStage(stage.name, policy, backend, watch)
+        compiled = CompiledStage.of(policy, stage.modules)
+        if compiled is not None:
+            self._compiled[stage.name] = compiled
+        bound = BoundStage(stage.name, policy, backend, watch, compiled)
+        reports = [mount.report for mount in stage.mounts(bound.allowed)]
+        self._mounts[stage.name] = [report for report in reports if report.reason is not Reason.DISABLED]
         for name, method in regions_of(stage):
             setattr(stage, name, self._accelerated(bound, name, method))
         for body in loop_bodies_of(stage):
@@ -147,20 +161,28 @@ class Runner:
             for outcome in outcomes:
                 if outcome.reason is None or outcome.reason in _PLANNED:
                     continue
-                sites = found.setdefault((stage.name, str(outcome), outcome.detail), [])
+                names = found.setdefault((stage.name, str(outcome), outcome.detail), [])
                 if isinstance(outcome, SiteOutcome):
-                    sites.append(outcome.site)
+                    names.append(outcome.site)
+            for report in self._mounts.get(stage.name, ()):
+                if not report.mounted:
+                    found.setdefault((stage.name, str(report), report.detail), []).append(report.block)
         return [
-            ": ".join(filter(None, (stage_name, outcome_text, ", ".join(sites), detail)))
-            for (stage_name, outcome_text, detail), sites in found.items()
+            ": ".join(filter(None, (stage_name, text, ", ".join(names), detail)))
+            for (stage_name, text, detail), names in found.items()
         ]
 
     def close(self) -> None:
-        """Free all graphs and fixed inputs. Bound stages still run, and capture anew when called."""
+        """Free all graphs, fixed inputs and compiled code.
+
+        Bound stages still run, and capture and compile anew when called.
+        """
         for region in self.regions:
             region.graph.close()
+        for compiled in self._compiled.values():
+            compiled.close()
 
-    def _bound_loop(self, stage: _BoundStage, body: LoopBody) -> BoundLoop:
+    def _bound_loop(self, stage: BoundStage, body: LoopBody) -> BoundLoop:
         accelerate = functools.partial(self._accelerated, stage, body.name)
         mode = body.mode if stage.policy.loop == "auto" else stage.policy.loop
         if stage.backend is None or mode == "step":
@@ -171,12 +193,15 @@ class Runner:
 
     def _accelerated(
         self,
-        stage: _BoundStage,
+        stage: BoundStage,
         name: str,
         fn: Callable[..., Any],
         *,
         outputs: Outputs = "clone",
     ) -> Callable[..., Any]:
+        if stage.compiled is not None:
+            region = stage.compiled.region(fn, name=f"{stage.name}.{name}")
+            return self._recorded(stage, fn, region.call)
         if stage.backend is None:
             return self._recorded(stage, fn, _eager(fn, stage.policy))
         assert stage.watch is not None
@@ -195,7 +220,7 @@ class Runner:
         self._regions[stage.name].append(BoundRegion(stage.name, name, graph, call))
         return call
 
-    def _recorder(self, stage: _BoundStage, backend: GraphBackend, *, name: str) -> Record:
+    def _recorder(self, stage: BoundStage, backend: GraphBackend, *, name: str) -> Record:
         if stage.policy.graph_mode == "full":
             return backend.capture
         recorder = SegmentedRecorder(backend, max_segments=stage.policy.max_segments, name=name)
@@ -207,12 +232,14 @@ class Runner:
 
         return record
 
-    def _recorded(self, stage: _BoundStage, fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    def _recorded(self, stage: BoundStage, fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
         """`call` in the form of `fn`, inside the stage's fusion scope."""
 
         def observe(outcome: SiteOutcome) -> None:
             with self._lock:
                 self._record.stage(stage.name).sites[outcome] += 1
+                if outcome.fused and outcome.site in SAVING_NAMES:
+                    self._saving.add(stage.name)
 
         scope = Scope(stage.allowed, observe)
 
@@ -233,7 +260,13 @@ class Runner:
         record.entries = sum(map(len, graphs))
         record.capture_ms = spent.capture_ms - told.capture_ms
         record.breaks = list(self._breaks[stage])
+        record.mounts = list(self._mounts.get(stage, ()))
         record.evictions = spent.evictions - told.evictions
+        record.copied_in = sum(entry.copied_in for graph in graphs for entry in graph.stats().entries)
+        if stage in self._saving:
+            record.tier = "moved_rounding"
+        if stage in self._compiled:
+            record.tier, record.compile_ms = self._compiled[stage].tier, self._compiled[stage].compile_ms
 
     def _spent(self, stage: str) -> _Spent:
         graphs = [region.graph for region in self._regions[stage]]
@@ -246,26 +279,6 @@ class _Spent:
 
     capture_ms: float = 0.0
     evictions: int = 0
-
-
-@dataclass(frozen=True)
-class _BoundStage:
-    """backend, watch: `None` where the policy or the device allows no graphs."""
-
-    name: str
-    policy: StagePolicy
-    backend: GraphBackend | None
-    watch: ModuleWatch | None
-
-    @functools.cached_property
-    def budget(self) -> MemoryBudget:
-        """Shared by the graphs of the stage."""
-        return MemoryBudget(self.policy.memory_budget_mb)
-
-    @functools.cached_property
-    def allowed(self) -> frozenset[str]:
-        """Sites that may fuse."""
-        return frozenset(site for site, on in self.policy.fused.items() if on)
 
 
 def _eager(fn: Callable[..., Any], policy: StagePolicy) -> Call:

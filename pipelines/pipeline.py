@@ -6,7 +6,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
@@ -71,8 +71,11 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         device: torch.device,
         policy: AccelPolicy,
         stages: Sequence[Stage],
+        remake: Callable[[AccelPolicy], Pipeline[RequestT, ResultT]],
     ) -> None:
+        """remake: see `with_policy`."""
         self.description = description
+        self._remake = remake
         self.stages = tuple(stages)
         self._device = device
         self._policy = policy
@@ -90,6 +93,11 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
     def new_record(self) -> None:
         """Start measuring afresh; captured graphs stay."""
         self._runner.new_record()
+
+    def with_policy(self, policy: AccelPolicy) -> Pipeline[RequestT, ResultT]:
+        """Another pipeline on the same components: weights are shared, graphs and caches are not."""
+        with current_device(self._device):
+            return self._remake(policy)
 
     def strict_violations(self) -> list[str]:
         """Region calls that ran eager although the policy planned a graph, one line each."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
+
+from accel.fusion.mounting import Mount
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,13 @@ class Stage(ABC):
     def modules(self) -> Mapping[str, nn.Module]:
         """Modules whose weights the stage's regions use, by component name."""
         return {}
+
+    def mounts(self, allowed: frozenset[str]) -> Sequence[Mount]:
+        """Bind forwards with fusion sites on library modules of this stage.
+
+        allowed: site names that may fuse here.
+        """
+        return ()
 
     def forget(self) -> None:
         """Drop what was computed from weights; called after weights change in place.

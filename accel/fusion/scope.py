@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from accel.policy import require_known
 from accel.record import SiteOutcome
-from accel.site_names import SITE_NAMES
+from accel.site_names import FUSED_NAMES
 
 
 @dataclass(frozen=True)
 class Scope:
-    """allowed: site names that may fuse. observe: told the outcome of every site call.
+    """allowed: sites that may fuse and savings that may be taken. observe: told the outcome of every call.
 
-    Raises: ConfigError for a name that no site carries.
+    Raises: ConfigError for a name that neither a site nor a saving carries.
     """
 
     allowed: frozenset[str]
@@ -24,7 +24,7 @@ class Scope:
 
     def __post_init__(self) -> None:
         for name in self.allowed:
-            require_known("fusion_scope", name, SITE_NAMES)
+            require_known("fusion_scope", name, FUSED_NAMES)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -47,8 +47,8 @@ def current_scope() -> Scope | None:
 def fusion_scope(
     allowed: frozenset[str], observe: Callable[[SiteOutcome], None]
 ) -> AbstractContextManager[None]:
-    """Let the sites in `allowed` run their verified kernels inside the `with` block.
+    """Let the sites in `allowed` run their verified kernels inside the `with` block; savings likewise.
 
-    Raises: ConfigError for a name that no site carries.
+    Raises: ConfigError for a name that neither a site nor a saving carries.
     """
     return Scope(allowed, observe).entered()

@@ -42,15 +42,16 @@ def _tensor_class(tensor: Tensor) -> Hashable:
     shape = tensor.shape
     strides = [0 if size == 1 else stride for size, stride in zip(shape, tensor.stride(), strict=True)]
     width = shape[-1] if shape else 1
-    fixed = 2 if len(shape) >= 4 else 1  # trailing dimensions set by the model: (heads, d) or the width
+    # Trailing dimensions that the model sets: (heads, d), the width, or none of a list of indices.
+    fixed = 0 if not tensor.is_floating_point() else 2 if len(shape) >= 4 else 1
     batch = 1 if len(shape) >= 3 else 0  # its stride grows with the sequence, all others are set by the model
     return (
         tensor.dtype,
         _device_class(tensor.device),
         tensor.data_ptr() % 16 == 0,
         tensor.numel() >= _REDUCTION_ROWS * width,
-        shape[-fixed:],
-        *[size == 1 for size in shape[:-fixed]],
+        shape[len(shape) - fixed :],
+        *[size == 1 for size in shape[: len(shape) - fixed]],
         *strides[batch:],
         *[_batch_stride_class(stride) for stride in strides[:batch]],
     )

@@ -18,12 +18,14 @@ class Kernel:
     run: takes what the site's reference takes and returns what it returns.
     refuses: what in the arguments the kernel cannot serve, in words; empty when it can. Looks at
         shapes, strides and dtypes alone.
+    shorten: the arguments cut to what is worth running on stress vectors; by default as they are.
     proof: arguments that hold every encoding of a 16-bit dtype, made for (dtype, device); for sites
         that apply a function of one variable.
     """
 
     run: Callable[..., Any]
     refuses: Callable[..., str] = lambda *_: ""
+    shorten: Callable[..., tuple[Any, ...]] = lambda *args: args
     proof: Callable[[torch.dtype, torch.device], tuple[Any, ...]] | None = None
 
 

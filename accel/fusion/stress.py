@@ -15,8 +15,18 @@ from torch import Generator, Tensor
 _ROWS = 64
 
 
+def first_rows(*args: Any) -> tuple[Any, ...]:
+    """The arguments with (B, L, ...) tensors cut to a short piece of the sequence, strides kept."""
+    return tuple(
+        arg.narrow(1, 0, min(arg.shape[1], _ROWS)) if isinstance(arg, Tensor) and arg.dim() >= 3 else arg
+        for arg in args
+    )
+
+
 def stress_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield argument tuples of the same dtypes, widths and strides with stressful values.
+    """Yield argument tuples of the same dtypes, shapes and strides with stressful values.
+
+    Tensors of integers stay as they are.
 
     Rows of one tensor cycle through all patterns; every round shifts tensors against each other, so
     that patterns meet in many combinations. The global random state is left alone.
@@ -35,15 +45,13 @@ def _stressed(tensor: Tensor, *, start: int, generators: dict[torch.device, Gene
     generator = generators.get(tensor.device)
     if generator is None:
         generator = generators[tensor.device] = Generator(tensor.device).manual_seed(0)
-    # Dimension 1 is the sequence in all sites; a short piece keeps the strides.
-    short = tensor.narrow(1, 0, min(tensor.shape[1], _ROWS)) if tensor.dim() >= 3 else tensor
-    width = short.shape[-1] if short.dim() else 1
-    values = torch.empty(short.numel() // max(width, 1), width, device=tensor.device)
+    width = tensor.shape[-1] if tensor.dim() else 1
+    values = torch.empty(tensor.numel() // max(width, 1), width, device=tensor.device)
     for offset, pattern in enumerate(_PATTERNS):
         rows = values[(offset - start) % len(_PATTERNS) :: len(_PATTERNS)]
         noise = torch.randn(rows.shape, generator=generator, device=tensor.device)
         rows.copy_(pattern(noise, torch.finfo(tensor.dtype)))
-    return _like(short, values.reshape(short.shape))
+    return _like(tensor, values.reshape(tensor.shape))
 
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from accel.graphs.buffers import clone_layout, distinct_part
 from accel.graphs.capture import RunEagerError
 from accel.graphs.containment import describe
 from accel.graphs.tree import UnsupportedValueError, distinct_tensors, flatten, map_tensors
+from accel.measure.trace import named_steps
 from accel.record import Reason
 
 # Later failures are reported without their values, so that reports stay bounded.
@@ -175,7 +176,7 @@ class SegmentedGraph:
         state = self._backend.rng_state(), torch.get_rng_state()
         try:
             with torch.no_grad(), one_run():
-                for step in self._steps:
+                for step in named_steps(self._steps, "segment"):
                     step()
         except GuardFailedError as failure:
             torch.set_rng_state(state[1])

@@ -6,13 +6,14 @@ A action channels, D transformer width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from accel.fusion.savings import takes
 from accel.loops import iterate
 from accel.region import loop_body
 from pipelines.flux3_action.position_ids import pack_actions, pack_latents
@@ -50,6 +51,14 @@ class Conditioning:
     null_text: TextTokens | None
     video_cond: Tensor
     state_cond: Tensor
+
+
+@dataclass(frozen=True)
+class LastStep(DenoisingStep):
+    """A step after which the video sample is thrown away.
+
+    The annotation of the loop body names it, so that manifests can hold it.
+    """
 
 
 class Denoising(TransformerStage):
@@ -108,29 +117,48 @@ class Denoising(TransformerStage):
         return video.to(self._device), action.to(self._device)
 
     def steps(self, request: ActionRequest) -> tuple[DenoisingStep, ...]:
-        """The inputs of every step of a request; kept, so not to be written to."""
-        key = (request.sampler, request.steps, request.shift)
+        """The inputs of every step of a request; kept, so not to be written to.
+
+        The last one is told apart only where that can matter: another type of step is another graph.
+        """
+        last_apart = request.guided and request.guidance_action == 1.0
+        key = (request.sampler, request.steps, request.shift, last_apart)
         if key not in self._plans:
             plan = sampler_plan(request.sampler, steps=request.steps, shift=request.shift)
             steps = denoising_steps(self._transformer, self._config.action_stream, plan, device=self._device)
+            if last_apart:
+                steps = (*steps[:-1], LastStep(steps[-1].table, steps[-1].solver))
             if len(self._plans) >= self.max_plans:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = steps
         return self._plans[key]
 
     @cached_property
-    def _plans(self) -> dict[tuple[str, int, float], tuple[DenoisingStep, ...]]:
+    def _plans(self) -> dict[tuple[str, int, float, bool], tuple[DenoisingStep, ...]]:
         return {}
 
     @loop_body("whole")
     def advance(
-        self, carry: Sample, step: DenoisingStep, shared: Conditioning, *, guidance: tuple[float, float]
+        self,
+        carry: Sample,
+        step: DenoisingStep | LastStep,
+        shared: Conditioning,
+        *,
+        guidance: tuple[float, float],
     ) -> Sample:
         """One step of both streams. guidance: scales of video and action."""
+        if shared.null_text is not None and self._skips_null_text(step, guidance[1]):
+            shared = replace(shared, null_text=None)
         video, action = self.velocity(carry.video, carry.action, shared, step.table, guidance=guidance)
         next_video, video_history = step.solver(carry.video, video, carry.video_history)
         next_action, action_history = step.solver(carry.action, action, carry.action_history)
         return Sample(next_video, next_action, video_history, action_history)
+
+    def _skips_null_text(self, step: DenoisingStep, guidance_action: float) -> bool:
+        """Whether to leave out a pass that serves nothing but a video sample that is thrown away."""
+        if guidance_action != 1.0:
+            return takes("skip_unused_guidance", unless=f"the action is guided at scale {guidance_action:g}")
+        return isinstance(step, LastStep) and takes("skip_unused_guidance")
 
     def velocity(
         self,
@@ -143,10 +171,11 @@ class Denoising(TransformerStage):
     ) -> tuple[Tensor, Tensor]:
         """One network evaluation with guidance: fp32 velocities shaped like `video` and `action`."""
         streams = self.embed(video, action, conditioning, table)
-        conditional = self.joint_pass(conditioning.text, streams, table)
-        if conditioning.null_text is None:
-            return conditional[0].float(), conditional[1].float()
-        unconditional = self.joint_pass(conditioning.null_text, streams, table)
+        text, null_text = conditioning.text, conditioning.null_text
+        if null_text is None:
+            video_velocity, action_velocity = self.joint_pass(text, streams, table)
+            return video_velocity.float(), action_velocity.float()
+        conditional, unconditional = self.guided_passes(text, null_text, streams, table)
         return (
             combine(unconditional[0], conditional[0], guidance[0]).float(),
             combine(unconditional[1], conditional[1], guidance[1]).float(),
@@ -166,8 +195,25 @@ class Denoising(TransformerStage):
             conditioning.state_cond,
         ]
 
+    def guided_passes(
+        self, text: TextTokens, null_text: TextTokens, streams: list[Tensor], table: StepTable
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """`joint_pass` with the caption and with the empty one; as one batch where that is allowed."""
+        length, null_length = text.tokens.shape[1], null_text.tokens.shape[1]
+        unequal = f"captions of {length} and {null_length} tokens" if length != null_length else ""
+        if not takes("batched_guidance", unless=unequal):
+            return self.joint_pass(text, streams, table), self.joint_pass(null_text, streams, table)
+        # Captions of one length have equal rotary tables.
+        both = TextTokens(torch.cat([text.tokens, null_text.tokens]), text.rope)
+        video, action = self.joint_pass(both, [stream.expand(2, -1, -1) for stream in streams], table)
+        conditional, unconditional = zip(video.chunk(2), action.chunk(2), strict=True)
+        return conditional, unconditional
+
     def joint_pass(self, text: TextTokens, streams: list[Tensor], table: StepTable) -> tuple[Tensor, Tensor]:
-        """28 joint blocks and the two heads that are read: model-dtype velocities."""
+        """28 joint blocks and the two heads that are read: model-dtype velocities.
+
+        text, streams: B rows each; every other input serves all rows.
+        """
         transformer, tables = self._transformer, self._tables
         segments = [text.tokens, *streams]
         lengths = [segment.shape[1] for segment in segments]

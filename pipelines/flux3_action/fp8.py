@@ -8,21 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-E4M3_MAX = 448.0
-SMALLEST_SCALE = 1e-12
+from accel.fusion import quantize_rows, swiglu_quantize_rows
+
 MIN_ROWS = 16  # fewer rows than one tile of the tensor cores are refused by the matmul
 NATIVE_CAPABILITIES = frozenset({(8, 9), (9, 0), (10, 0), (10, 3), (12, 0)})
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise along the last dimension: x ~ values * scale[..., None].
-
-    x: floating (..., K). Returns float8_e4m3fn (..., K), rounded to nearest even, and fp32 (...).
-    """
-    wide = x.float()
-    scale = (wide.abs().amax(dim=-1) / E4M3_MAX).clamp_min(SMALLEST_SCALE)
-    values = (wide / scale.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
-    return values.to(torch.float8_e4m3fn), scale
 
 
 class Fp8Linear(nn.Module):
@@ -39,15 +28,25 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in) -> (..., out) in x's dtype, accumulated in fp32."""
-        rows = x.flatten(0, -2)
-        product = scaled_product if _has_native_product(x, self.weight) else dequantized_product
-        return product(rows, self.weight, self.weight_scale).view(*x.shape[:-1], -1)
+        return self._product(*quantize_rows(x), x.dtype)
+
+    def after_swiglu(self, packed: Tensor) -> Tensor:
+        """The value at swiglu(packed), which is quantised while it is made. packed: (..., 2 * in)."""
+        return self._product(*swiglu_quantize_rows(packed), packed.dtype)
+
+    def _product(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        product = scaled_product if _has_native_product(dtype, self.weight) else dequantized_product
+        rows = product(values.flatten(0, -2), scale.flatten(), self.weight, self.weight_scale)
+        return rows.to(dtype).view(*values.shape[:-1], -1)
 
 
-def scaled_product(rows: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """Product on FP8 tensor cores. rows: bf16 (M, in) -> bf16 (M, out)."""
-    count = rows.shape[0]
-    values, scale = quantize_rows(F.pad(rows, (0, 0, 0, max(0, MIN_ROWS - count))))
+def scaled_product(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """Product on FP8 tensor cores. values: float8_e4m3fn (M, in), scale: fp32 (M,) -> bf16 (M, out)."""
+    count = values.shape[0]
+    if count < MIN_ROWS:
+        missing = MIN_ROWS - count
+        values = F.pad(values.view(torch.uint8), (0, 0, 0, missing)).view(values.dtype)
+        scale = F.pad(scale, (0, missing))
     product = torch._scaled_mm(
         values,
         weight.T,
@@ -59,19 +58,17 @@ def scaled_product(rows: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor
     return product[:count]
 
 
-def dequantized_product(rows: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """The same numbers from an fp32 matmul, for devices without FP8. (M, in) -> (M, out), rows' dtype."""
-    values, scale = quantize_rows(rows)
-    product = values.float() @ weight.float().T
-    return (product * scale.unsqueeze(1) * weight_scale).to(rows.dtype)
+def dequantized_product(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """The same from an fp32 matmul, for devices without FP8. Arguments as there -> fp32 (M, out)."""
+    return (values.float() @ weight.float().T) * scale.unsqueeze(1) * weight_scale
 
 
-def _has_native_product(x: Tensor, weight: Tensor) -> bool:
+def _has_native_product(dtype: torch.dtype, weight: Tensor) -> bool:
     return (
-        x.is_cuda
-        and x.dtype == torch.bfloat16
+        weight.is_cuda
+        and dtype == torch.bfloat16
         and all(size % 16 == 0 for size in weight.shape)
-        and _capability(x.device) in NATIVE_CAPABILITIES
+        and _capability(weight.device) in NATIVE_CAPABILITIES
     )
 
 

@@ -13,7 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accel.fusion import gated_residual, modulate, qk_norm_rope, swiglu
+from accel.fusion import (
+    gated_residual,
+    layer_norm_modulate,
+    qk_norm_rope,
+    residual_layer_norm_modulate,
+    swiglu,
+)
+from accel.fusion.segments import Rows, SegmentRows, segment_index, token_rows
+from pipelines.flux3_action.fp8 import Fp8Linear
 from pipelines.flux3_action.policy_config import TransformerConfig
 
 LAYER_NORM_EPS = 1e-6
@@ -25,22 +33,31 @@ LinearFactory = Callable[[int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Modulation:
-    """What a block does to a segment: y = (1 + scale) LN(x) + shift, x + gate * branches.
+    """What a block does to a sequence: y = (1 + scale) LN(x) + shift, x + gate * branches.
 
-    Each (B, 1, D), one for all tokens, or (B, L, D), one per token; model dtype.
+    Each (B, 1, D), one for all tokens, (B, L, D), one per token, or one per segment; model dtype.
     """
 
-    shift: Tensor
-    scale: Tensor
-    gate: Tensor
+    shift: Rows
+    scale: Rows
+    gate: Rows
 
 
 def concat_modulations(modulations: Sequence[Modulation], lengths: Sequence[int]) -> Modulation:
-    """Per-token modulation (B, sum(lengths), D) of a sequence made of segments of `lengths` tokens."""
+    """Modulation of a sequence made of segments of `lengths` tokens.
 
-    def joined(parts: Sequence[Tensor]) -> Tensor:
-        segments = zip(parts, lengths, strict=True)
-        return torch.cat([part.expand(-1, length, -1) for part, length in segments], dim=1)
+    modulations: of each segment, one row for all its tokens or one per token.
+    """
+    shifts = [token_rows(modulation.shift) for modulation in modulations]
+    one_each = all(shift.shape[1] == 1 for shift in shifts)
+    segment = segment_index(lengths, device=shifts[0].device) if one_each else None
+
+    def joined(parts: Sequence[Rows]) -> Rows:
+        rows = [token_rows(part) for part in parts]
+        if segment is not None:
+            return SegmentRows(torch.cat(rows, dim=1), segment)
+        pairs = zip(rows, lengths, strict=True)
+        return torch.cat([part.expand(-1, length, -1) for part, length in pairs], dim=1)
 
     return Modulation(
         shift=joined([m.shift for m in modulations]),
@@ -100,7 +117,7 @@ class FinalLayer(nn.Module):
 
     def forward(self, hidden: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         """hidden (B, L, D) -> (B, L, channels)."""
-        velocity: Tensor = self.linear(modulate(_layer_norm(hidden), shift, scale))
+        velocity: Tensor = self.linear(layer_norm_modulate(hidden, shift, scale, eps=LAYER_NORM_EPS))
         return velocity
 
 
@@ -119,19 +136,41 @@ class Block(nn.Module):
         self.mlp_out = linear(config.mlp_hidden, config.hidden_size)
         self.norm = _QKNorm(config.head_dim, dtype=dtype)
 
-    def forward(self, x: Tensor, modulation: Modulation, rope: Tensor) -> Tensor:
-        """x: (B, L, D). rope: fp32 (B, L, head_dim) from `rope_table`. Returns (B, L, D)."""
-        y = modulate(_layer_norm(x), modulation.shift, modulation.scale)
+    def forward(self, y: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """The two branches, each (B, L, D), of a block at its modulated input; see `run_blocks`.
+
+        y: (B, L, D). rope: fp32 (B, L, head_dim) from `rope_table`.
+        """
         q, k, v, packed = torch.split(self.proj_in(y), self.fused_rows, dim=-1)
-        attention = self.attn_out(self._attention(q, k, v, rope))
-        mlp = self.mlp_out(swiglu(packed))
-        return gated_residual(x, modulation.gate, attention, mlp)
+        return self.attn_out(self._attention(q, k, v, rope)), self._mlp(packed)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, rope: Tensor) -> Tensor:
         q, k, v = (part.view(*part.shape[:-1], self.num_heads, -1) for part in (q, k, v))
         q, k = qk_norm_rope(q, k, self.norm.query_norm.scale, self.norm.key_norm.scale, rope, eps=QK_NORM_EPS)
         heads = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return heads.transpose(1, 2).flatten(2)
+
+    def _mlp(self, packed: Tensor) -> Tensor:
+        if isinstance(self.mlp_out, Fp8Linear):
+            return self.mlp_out.after_swiglu(packed)
+        out: Tensor = self.mlp_out(swiglu(packed))
+        return out
+
+
+def run_blocks(
+    blocks: Sequence[Callable[..., tuple[Tensor, Tensor]]], x: Tensor, modulation: Modulation, rope: Tensor
+) -> Tensor:
+    """Blocks in order, each x + gate * (attention + mlp) of (1 + scale) LN(x) + shift.
+
+    x: (B, L, D). rope: fp32 (B, L, head_dim). Returns (B, L, D). A block's sum and the next one's
+    modulated norm go together, so that the sum is read once: they share one modulation.
+    """
+    shift, scale, gate = modulation.shift, modulation.scale, modulation.gate
+    *others, last = blocks
+    y = layer_norm_modulate(x, shift, scale, eps=LAYER_NORM_EPS)
+    for block in others:
+        x, y = residual_layer_norm_modulate(x, gate, *block(y, rope), shift, scale, eps=LAYER_NORM_EPS)
+    return gated_residual(x, token_rows(gate), *last(y, rope))
 
 
 def fused_rows(config: TransformerConfig) -> dict[str, int]:
@@ -153,10 +192,6 @@ class _Scale(nn.Module):
     def __init__(self, size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.scale = _parameter(size, dtype=dtype)
-
-
-def _layer_norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS)
 
 
 def _parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -114,6 +114,13 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
                 ),
                 ActionDecoding(config=self.config),
             ),
+            remake=lambda policy: Flux3ActionPipeline(
+                components,
+                policy=policy,
+                placement=placement,
+                outputs_mean_nothing=outputs_mean_nothing,
+                caption_cache_tokens=caption_cache_tokens,
+            ),
         )
 
     def request(

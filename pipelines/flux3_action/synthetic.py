@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipelines.flux3_action.fp8 import quantize_rows
+from accel.fusion import quantize_rows
 from pipelines.flux3_action.package import variant_subfolder
 from pipelines.flux3_action.policy_config import (
     CONTENT_STREAMS,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from accel.fusion.segments import token_rows
 from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.position_ids import stream_position_ids, text_position_ids
 from pipelines.flux3_action.rope import rope_table
@@ -74,9 +75,9 @@ class StaticTables(nn.Module):
                 ("joint", transformer.joint_modulation),
             ):
                 modulation = modulate(stream, vec)
-                yield f"{kind}_{stream}_shift", modulation.shift
-                yield f"{kind}_{stream}_scale", modulation.scale
-                yield f"{kind}_{stream}_gate", modulation.gate
+                yield f"{kind}_{stream}_shift", token_rows(modulation.shift)
+                yield f"{kind}_{stream}_scale", token_rows(modulation.scale)
+                yield f"{kind}_{stream}_gate", token_rows(modulation.gate)
 
     def _modulation(self, name: str) -> Modulation:
         return Modulation(

@@ -26,6 +26,7 @@ from pipelines.flux3_action.layers import (
     StreamModulation,
     concat_modulations,
     fused_rows,
+    run_blocks,
 )
 from pipelines.flux3_action.policy_config import CONTENT_STREAMS, TransformerConfig
 
@@ -136,7 +137,7 @@ class ActionTransformer(nn.Module):
         """The joint blocks over the whole sequence.
 
         hidden: (B, L, D), segments [txt, video, video_cond, actions, state] as far as present.
-        modulation: per token, from `concat_modulations`. rope: fp32 (B, L, head_dim), same order.
+        modulation: from `concat_modulations`. rope: fp32 (B, L, head_dim), same order.
         """
         return _run(self.single_blocks, hidden, modulation, rope)
 
@@ -189,6 +190,4 @@ def _modulations(linears: Mapping[str, LinearFactory], width: int) -> nn.ModuleD
 
 def _run(blocks: nn.Module, hidden: Tensor, modulation: Modulation, rope: Tensor) -> Tensor:
     assert isinstance(blocks, nn.ModuleList)
-    for block in blocks:
-        hidden = block(hidden, modulation, rope)
-    return hidden
+    return run_blocks(list(blocks), hidden, modulation, rope)

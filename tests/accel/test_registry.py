@@ -88,5 +88,5 @@ def test_qk_norm_rope_matches_golden(dtype):
     for kind in ("real", "tiny"):
         cos, sin = golden[f"rope.{kind}.cos_sin"].unsqueeze(2).chunk(2, dim=-1)
         for name in "qk":
-            rotated = references._rotate(golden[f"rope.{kind}.{name}_{dtype}"], cos, sin)
+            rotated = references._rotate_pairs(golden[f"rope.{kind}.{name}_{dtype}"], cos, sin)
             assert torch.equal(rotated, golden[f"rope.{kind}.{name}_out_{dtype}"])

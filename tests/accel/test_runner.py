@@ -30,6 +30,9 @@ class Toy:
     def modules(self) -> Mapping[str, nn.Module]:
         return {"net": self.net}
 
+    def mounts(self, allowed: frozenset[str]) -> tuple[()]:
+        return ()
+
     @region
     def step(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
         """Doc of step."""

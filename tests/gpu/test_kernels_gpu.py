@@ -13,6 +13,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402 - only where triton is
+from test_rope_and_step_kernels_gpu import ARGUMENTS as ROPE_AND_STEP  # noqa: E402
 
 from accel import fusion  # noqa: E402
 from accel.fusion import references  # noqa: E402
@@ -40,15 +41,37 @@ def randn(*shape, dtype=torch.bfloat16):
 
 
 def arguments(site: str, *, batch: int = 1, tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16):
-    """Arguments as the model makes them: chunks of one projection, chunks of one modulation."""
+    """Arguments as the models make them: chunks of one projection, chunks of one modulation."""
+    if site in ROPE_AND_STEP:
+        return ROPE_AND_STEP[site](batch=batch, tokens=tokens, dtype=dtype)
     hidden = randn(batch, tokens, WIDTH, dtype=dtype)
     first, second, third = randn(batch, 1, 3 * WIDTH, dtype=dtype).chunk(3, dim=-1)
     if site == "modulate":
         return hidden, first, second
     if site == "gated_residual":
         return hidden, third, torch.randn_like(hidden), torch.randn_like(hidden)
+    if site == "layer_norm_modulate":
+        return hidden, first, second, None, 1e-6
+    if site == "residual_layer_norm_modulate":
+        return hidden, third, torch.randn_like(hidden), torch.randn_like(hidden), first, second, None, 1e-6
+    if site == "rms_norm_modulate":
+        return hidden, first, second, 1e-6
+    if site == "residual_rms_norm_modulate":
+        return hidden, third, torch.randn_like(hidden), first, second, second, first, 1e-6
+    if site == "quantize_rows":
+        return (hidden,)
+    if site == "group_norm_silu":
+        return (
+            randn(batch, 256, 64, 96, dtype=dtype),
+            32,
+            randn(256, dtype=dtype),
+            randn(256, dtype=dtype),
+            1e-6,
+        )
+    if site == "channel_norm_silu":
+        return randn(batch, 256, 5, 32, 48, dtype=dtype), 1e-8
     projection = randn(batch, tokens, PROJECTION, dtype=dtype)
-    if site == "swiglu":
+    if site in ("swiglu", "swiglu_quantize_rows"):
         return (projection[..., 3 * WIDTH :],)
     q, k, _ = (part.unflatten(-1, (HEADS, 128)) for part in projection[..., : 3 * WIDTH].chunk(3, dim=-1))
     angle = torch.rand(batch, tokens, 64, device="cuda") * 100
@@ -73,6 +96,8 @@ def assert_exact(site: str, args) -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 127, TOKENS])
 def test_exact_at_model_shapes(site, batch, tokens):
+    if "rms_norm" in site and batch * tokens < 16:
+        pytest.skip("ATen's mean adds fewer rows in another order; the kernel refuses them")
     assert_exact(site, arguments(site, batch=batch, tokens=tokens))
 
 
@@ -82,7 +107,7 @@ def test_exact_at_model_shapes(site, batch, tokens):
 def test_exact_in_every_listed_dtype_and_on_stress_vectors(site, dtype):
     args = arguments(site, tokens=64, dtype=dtype)
     assert_exact(site, args)
-    for call in stress_calls(args):
+    for call in stress_calls(get(site).load().shorten(*args)):
         assert_exact(site, call)
 
 
@@ -218,7 +243,12 @@ def microseconds(call: Callable[[], object]) -> float:
 @pytest.mark.parametrize("site", SITE_NAMES)
 def test_fused_is_faster_than_eager(site):
     """Prints device time and rate of the least bytes; tensors under 50 MB partly stay in the L2 cache."""
+    large = {"group_norm_silu": (1, 128, 1024, 1024), "channel_norm_silu": (1, 128, 121, 128, 192)}
     args = arguments(site)
+    if site in large:
+        args = (randn(*large[site]), *args[1:])
+    if site == "group_norm_silu":
+        args = (args[0], 32, randn(128), randn(128), 1e-6)
     least = import_module(f"accel.fusion.kernels.{site}").bytes_moved(*args)
     eager = microseconds(lambda: get(site).reference(*args))
     fused = microseconds(lambda: get(site).load().run(*args))

@@ -83,6 +83,9 @@ class Toy:
     def modules(self) -> Mapping[str, nn.Module]:
         return {"net": self.net}
 
+    def mounts(self, allowed: frozenset[str]) -> tuple[()]:
+        return ()
+
     def run(self, x: Tensor, steps: Sequence[Step], shared: Tensor) -> Carry:
         return iterate(self.advance, Carry(x), steps, shared)
 

@@ -98,6 +98,7 @@ class Toy(Pipeline[int, Tensor]):
             device=CPU,
             policy=AccelPolicy(**settings | policy),
             stages=(Encoding(), Denoising()),
+            remake=lambda policy: Toy(**vars(policy)),
         )
 
     @property

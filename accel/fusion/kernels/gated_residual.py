@@ -14,12 +14,13 @@ from torch import Tensor
 from accel.fusion.kernels.layout import launch_grid, refuse_rows, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.site import Kernel
+from accel.fusion.stress import first_rows
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _kernel(
+def _gated_residual_kernel(
     out,
     x,
     gate,
@@ -56,7 +57,7 @@ def _run(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     second = a if b is None else b
     strides = (*row_strides(x), *row_strides(gate), *row_strides(a), *row_strides(second))
-    _kernel[launch_grid(out, _BLOCK)](
+    _gated_residual_kernel[launch_grid(out, _BLOCK)](
         out,
         x,
         gate,
@@ -80,4 +81,4 @@ def bytes_moved(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None = None) -> 
     return 2 * x.nbytes + gate.nbytes + a.nbytes + (0 if b is None else b.nbytes)
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses)
+KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)

@@ -11,12 +11,13 @@ from torch import Tensor
 from accel.fusion.kernels.layout import launch_grid, refuse_rows, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.site import Kernel
+from accel.fusion.stress import first_rows
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _kernel(
+def _modulate_kernel(
     out,
     normed,
     shift,
@@ -45,7 +46,7 @@ def _kernel(
 def _run(normed: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     out = torch.empty(normed.shape, dtype=normed.dtype, device=normed.device)
     strides = (*row_strides(normed), *row_strides(shift), *row_strides(scale))
-    _kernel[launch_grid(out, _BLOCK)](
+    _modulate_kernel[launch_grid(out, _BLOCK)](
         out, normed, shift, scale, *strides, width=out.shape[2], block=_BLOCK, enable_fp_fusion=False
     )
     return out
@@ -60,4 +61,4 @@ def bytes_moved(normed: Tensor, shift: Tensor, scale: Tensor) -> int:
     return 2 * normed.nbytes + shift.nbytes + scale.nbytes
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses)
+KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)

@@ -17,6 +17,7 @@ from torch import Tensor
 from accel.fusion.kernels.layout import row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.site import Kernel
+from accel.fusion.stress import first_rows
 
 _HEAD_DIM = 128
 _MIN_EPS = 2.0**-126
@@ -53,7 +54,7 @@ def _norm_and_rotate(x, scale, cos, sin, eps, dtype: tl.constexpr, group: tl.con
 
 
 @triton.jit
-def _kernel(
+def _qk_norm_rope_kernel(
     q_out,
     k_out,
     q,
@@ -94,7 +95,7 @@ def _run(
     batch, tokens, heads, _ = q.shape
     q_out, k_out = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in "qk")
     angle_batch, angle_token = row_strides(cos_sin)
-    _kernel[(tokens, triton.cdiv(heads, _GROUP), batch)](
+    _qk_norm_rope_kernel[(tokens, triton.cdiv(heads, _GROUP), batch)](
         q_out,
         k_out,
         q,
@@ -139,4 +140,4 @@ def bytes_moved(q: Tensor, k: Tensor, q_scale: Tensor, k_scale: Tensor, cos_sin:
     return 2 * (q.nbytes + k.nbytes) + q_scale.nbytes + k_scale.nbytes + cos_sin.nbytes
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses)
+KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)

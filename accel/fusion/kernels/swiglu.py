@@ -15,12 +15,13 @@ from torch import Tensor
 from accel.fusion.kernels.layout import as_rows, launch_grid, refuse_rows, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.site import Kernel
+from accel.fusion.stress import first_rows
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _kernel(out, packed, packed_batch, packed_row, width: tl.constexpr, block: tl.constexpr):
+def _swiglu_kernel(out, packed, packed_batch, packed_row, width: tl.constexpr, block: tl.constexpr):
     row, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
@@ -37,7 +38,7 @@ def _run(packed: Tensor) -> Tensor:
     source = as_rows(packed)
     width = packed.shape[-1] // 2
     out = torch.empty(*source.shape[:2], width, dtype=packed.dtype, device=packed.device)
-    _kernel[launch_grid(out, _BLOCK)](
+    _swiglu_kernel[launch_grid(out, _BLOCK)](
         out, source, *row_strides(source), width=width, block=_BLOCK, enable_fp_fusion=False
     )
     return out.view(*packed.shape[:-1], width)
@@ -58,4 +59,4 @@ def bytes_moved(packed: Tensor) -> int:
     return packed.nbytes + packed.nbytes // 2
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, proof=_proof)
+KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows, proof=_proof)

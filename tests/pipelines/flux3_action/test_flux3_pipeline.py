@@ -289,3 +289,18 @@ def test_the_prompt_of_the_observation_counts_unless_one_is_set(
     source = ObservationSource(npz=str(file))
     request = pipeline.request_from(config_of(source, model=FAST, prompt=prompt))
     assert request.observation.prompt == expected
+
+
+def test_another_policy_on_the_same_weights(pipeline: Flux3ActionPipeline, eager_policy: AccelPolicy) -> None:
+    """Both serve in turn, and neither's graphs or caches are the other's."""
+    other = pipeline.with_policy(replace(eager_policy, name="other"))
+    assert isinstance(other, Flux3ActionPipeline)
+    assert run(pipeline).digests == run(other).digests == run(pipeline).digests
+    own, others = (
+        {name: module for stage in each.stages for name, module in stage.modules().items()}
+        for each in (pipeline, other)
+    )
+    assert own["transformer"] is others["transformer"]
+    assert not {id(stage) for stage in pipeline.stages} & {id(stage) for stage in other.stages}
+    assert other.record.stage("denoising").cold_ms is not None
+    assert pipeline.record.stage("denoising").walls_ms

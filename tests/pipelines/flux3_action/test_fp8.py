@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from pipelines.flux3_action.fp8 import Fp8Linear, dequantized_product, quantize_rows, scaled_product
+from accel.fusion import quantize_rows, swiglu
+from pipelines.flux3_action.fp8 import Fp8Linear, dequantized_product, scaled_product
 
 
 def random_linear(in_features, out_features, seed=0):
@@ -32,17 +33,18 @@ def test_linear_matches_the_reference(golden, golden_case):
     linear.weight_scale.copy_(scale)
     expected = tensors[case["outputs"]["out"]]
     torch.testing.assert_close(linear(x), expected, **case["tol"])
-    torch.testing.assert_close(scaled_product(x[0], weight, scale), expected[0], **case["tol"])
+    native = scaled_product(*quantize_rows(x[0]), weight, scale)
+    torch.testing.assert_close(native, expected[0], **case["tol"])
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 80])
 def test_both_products_agree_at_any_row_count(rows):
     linear, weight = random_linear(64, 48)
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    native = scaled_product(x, linear.weight, linear.weight_scale)
-    dequantized = dequantized_product(x, linear.weight, linear.weight_scale)
+    arguments = (*quantize_rows(x), linear.weight, linear.weight_scale)
+    native, dequantized = scaled_product(*arguments), dequantized_product(*arguments)
     assert native.shape == (rows, 48)
-    torch.testing.assert_close(native, dequantized, atol=0.02, rtol=0.01)
+    torch.testing.assert_close(native, dequantized.bfloat16(), atol=0.02, rtol=0.01)
     error = (dequantized.float() - x.float() @ weight.T).norm() / (x.float() @ weight.T).norm()
     assert error < 0.06
 
@@ -70,12 +72,28 @@ def test_output_keeps_the_dtype_of_the_input():
         assert linear(torch.ones(2, 3, 40, dtype=dtype)).dtype == dtype
 
 
+@pytest.mark.parametrize("rows", [1, 15])
+def test_padding_to_a_tile_leaves_the_other_rows_alone(rows):
+    linear, _ = random_linear(64, 48)
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
+    values, scale = quantize_rows(x)
+    whole = scaled_product(values, scale, linear.weight, linear.weight_scale)
+    padded = scaled_product(values[:rows], scale[:rows], linear.weight, linear.weight_scale)
+    assert torch.equal(padded, whole[:rows])
+
+
+def test_after_swiglu_has_the_bits_of_the_two_steps():
+    linear, _ = random_linear(64, 48)
+    packed = torch.randn(2, 5, 160, generator=torch.Generator().manual_seed(6)).bfloat16()[..., 32:]
+    assert torch.equal(linear.after_swiglu(packed), linear(swiglu(packed)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 80, 3173])
 def test_tensor_cores_agree_with_dequantisation(rows):
     linear, _ = random_linear(3072, 9216)
     linear.cuda()
     x = torch.randn(1, rows, 3072, device="cuda", dtype=torch.bfloat16)
-    expected = dequantized_product(x[0], linear.weight, linear.weight_scale)
-    error = (linear(x)[0].float() - expected.float()).norm() / expected.float().norm()
+    expected = dequantized_product(*quantize_rows(x[0]), linear.weight, linear.weight_scale)
+    error = (linear(x)[0].float() - expected).norm() / expected.norm()
     assert error < 0.01

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from accel.fusion import qk_norm_rope
-from pipelines.flux3_action.layers import Block, Modulation, concat_modulations
+from accel.fusion.segments import token_rows
+from pipelines.flux3_action.layers import Block, Modulation, concat_modulations, run_blocks
 from pipelines.flux3_action.policy_config import TransformerConfig
 from pipelines.flux3_action.position_ids import text_position_ids
 from pipelines.flux3_action.rope import rope_table
@@ -125,7 +126,7 @@ def test_every_stage_of_an_evaluation(golden, golden_case, models, precision):
     modulation = concat_modulations(joint, [h.shape[1] for h in hidden])
     rope = torch.cat([inputs.ropes[s] for s in segments], dim=1)
     for i, block in enumerate(model.single_blocks):
-        sequence = block(sequence, modulation, rope)
+        sequence = run_blocks([block], sequence, modulation, rope)
         assert_near(sequence, expected[f"joint.{i}"], case["tol"])
     velocities = inputs.run(model)
     for stream, velocity in velocities.items():
@@ -162,7 +163,7 @@ def test_one_joint_block(golden, golden_case, models, name, output, precision):
     tensors, names = golden(case["file"]), case["inputs"]
     x, shift, scale, gate = (tensors[names[n]].to(model.dtype) for n in ("x", "shift", "scale", "gate"))
     rope = rope_table(tensors[names["ids"]], axes_dim=model.config.axes_dim, theta=model.config.theta)
-    out = model.single_blocks[0](x, Modulation(shift, scale, gate), rope)
+    out = run_blocks([model.single_blocks[0]], x, Modulation(shift, scale, gate), rope)
     assert_near(out, tensors[case["outputs"][output]], case["tol"].get(precision, case["tol"]))
 
 
@@ -209,7 +210,9 @@ def test_per_token_modulation_has_the_bits_of_segment_modulation():
     modulations = [make() for _ in lengths]
     joined = concat_modulations(modulations, lengths)
     x = torch.randn(1, sum(lengths), 8, generator=generator).bfloat16()
-    whole = (1 + joined.scale) * x + joined.shift
+    shift, scale = token_rows(joined.shift), token_rows(joined.scale)
+    assert shift.shape == x.shape
+    whole = (1 + scale) * x + shift
     parts = [
         (1 + m.scale) * part + m.shift for m, part in zip(modulations, x.split(lengths, dim=1), strict=True)
     ]
@@ -261,11 +264,10 @@ def test_value_stays_a_view_of_the_projection(monkeypatch):
         "scaled_dot_product_attention",
         lambda q, k, v: seen.append(v) or attend(q, k, v),
     )
-    one = torch.zeros(1, 1, 16)
     for scale in (block.norm.query_norm.scale, block.norm.key_norm.scale):
         scale.fill_(1.0)
     rope = rope_table(text_position_ids(3), axes_dim=config.axes_dim, theta=config.theta)
-    block(torch.randn(1, 3, 16), Modulation(one, one, one), rope)
+    block(torch.randn(1, 3, 16), rope)
     assert seen[0].stride(2) == 3 * 16 + 2 * config.mlp_hidden
 
 

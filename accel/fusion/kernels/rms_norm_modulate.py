@@ -1,0 +1,32 @@
+"""rms_norm_modulate: n = r(x * rsqrt(mean(x * x) + eps)); y = r(r(r(1 + scale) * n) + shift), or n alone.
+
+r rounds to the storage dtype. The kernel is that of residual_rms_norm_modulate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from accel.fusion.compare import tensors_of
+from accel.fusion.kernels import residual_rms_norm_modulate as residual
+from accel.fusion.site import Kernel
+from accel.fusion.stress import first_rows
+
+
+def _run(x: Tensor, shift: Tensor | None, scale: Tensor | None, eps: float) -> Tensor:
+    (out,) = residual.norm_and_modulate(x, None, None, shift, scale, None, None, eps)
+    return out
+
+
+def _refuses(x: Tensor, shift: Tensor | None, scale: Tensor | None, eps: float) -> str:
+    return residual.refuse_sources(x, eps, shift=shift, scale=scale)
+
+
+def bytes_moved(*args: Any) -> int:
+    """Bytes that must pass between memory and chip: every input once, the output once."""
+    return sum(tensor.nbytes for tensor in tensors_of(args)) + int(args[0].nbytes)
+
+
+KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)

@@ -1,0 +1,126 @@
+"""Mounting: judge, compare with the stock forward, bind; and undo.
+
+The comparison runs outside of any fusion scope: it proves that the forward is the stock computation in
+other words. That kernels give the bits of these words is for each site's gate to prove, with true shapes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from accel.errors import SamebitError
+from accel.fusion.compare import Mismatch, first_mismatch
+from accel.fusion.mounting.block_forward import BlockForward, Draw
+from accel.fusion.mounting.bound import bound_forward
+from accel.fusion.mounting.refusal import Refusal, refusal_of
+from accel.record import MountReport, Reason
+
+_log = logging.getLogger("samebit")
+
+
+@dataclass
+class _Binding:
+    """A forward on a block, and how many mounts rely on it: pipelines may share a model."""
+
+    fused: BlockForward
+    method: MethodType
+    users: int = 0
+
+
+_bindings: WeakKeyDictionary[nn.Module, _Binding] = WeakKeyDictionary()
+
+
+class Mount:
+    """One class of blocks, mounted or refused, and the way back."""
+
+    def __init__(self, report: MountReport, blocks: Sequence[nn.Module] = ()) -> None:
+        self.report = report
+        self._blocks = list(blocks)
+        for block in self._blocks:
+            _bindings[block].users += 1
+
+    def unmount(self) -> None:
+        """Give every block its stock forward back, unless another mount of it needs the new one.
+
+        Again, or where nothing was mounted: no change.
+        Raises: SamebitError if something replaced a forward since; nothing is changed then.
+        """
+        for block in self._blocks:
+            if not _is_bound(block):
+                raise SamebitError(
+                    f"{self.report.block}.forward was replaced after mounting; remove that hook, then unmount"
+                )
+        for block in self._blocks:
+            _bindings[block].users -= 1
+            if not _bindings[block].users:
+                del vars(block)["forward"], _bindings[block]
+        self._blocks.clear()
+
+
+def mount(model: nn.Module, forwards: Sequence[BlockForward], *, allowed: frozenset[str]) -> list[Mount]:
+    """Bind every forward, of which a site is allowed, on its blocks in `model`; one `Mount` a forward.
+
+    The forwards take effect inside a fusion scope that allows a site of theirs. Blocks that can't be served
+    keep their stock forward, and the report says why.
+    allowed: site names that may fuse in the stage that runs the model. Waits for the device.
+    """
+    return [_mount(model, fused, allowed) for fused in forwards]
+
+
+def _mount(model: nn.Module, fused: BlockForward, allowed: frozenset[str]) -> Mount:
+    blocks = {name: module for name, module in model.named_modules() if isinstance(module, fused.block)}
+    if allowed.isdisjoint(fused.sites):
+        return _refused(blocks, fused, Refusal(Reason.DISABLED, "none of its sites is allowed"))
+    if not blocks or not all(_is_bound(block, fused) for block in blocks.values()):
+        refusal = refusal_of(model, blocks, fused) or _first_difference(blocks, fused)
+        if refusal is not None:
+            _log.warning("%s keeps its stock forward (%s): %s", fused.name, *refusal)
+            return _refused(blocks, fused, refusal)
+        for block in blocks.values():
+            method = MethodType(bound_forward(block, fused), block)
+            _bindings[block] = _Binding(fused, method)
+            vars(block)["forward"] = method
+    return Mount(MountReport(fused.name, len(blocks), mounted=True), list(blocks.values()))
+
+
+def _is_bound(block: nn.Module, fused: BlockForward | None = None) -> bool:
+    """Whether the block still has the forward that was mounted, and, if given, that one."""
+    binding = _bindings.get(block)
+    if binding is None or vars(block).get("forward") is not binding.method:
+        return False
+    return fused is None or binding.fused == fused
+
+
+def _refused(blocks: Mapping[str, nn.Module], fused: BlockForward, refusal: Refusal) -> Mount:
+    return Mount(MountReport(fused.name, len(blocks), False, refusal.reason, refusal.detail))
+
+
+@torch.inference_mode()
+def _first_difference(blocks: Mapping[str, nn.Module], fused: BlockForward) -> Refusal | None:
+    """Stock against new forward on few random tokens, every block with its own weights."""
+    for name, block in blocks.items():
+        try:
+            mismatch = _first_mismatch(block, fused)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except Exception as error:
+            return Refusal(Reason.UNSUPPORTED_MODULE, f"{name}: {type(error).__name__}: {error}")
+        if mismatch is not None:
+            return Refusal(Reason.MISMATCH, f"{name}: {mismatch}")
+    return None
+
+
+def _first_mismatch(block: nn.Module, fused: BlockForward) -> Mismatch | None:
+    for example in fused.examples(block, Draw(block)):
+        expected = fused.block.forward(block, **example)
+        mismatch = first_mismatch(expected, fused.forward(block, **example))
+        if mismatch is not None:
+            return mismatch
+    return None
