@@ -9,7 +9,7 @@ import torch
 
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy
-from pipelines.catalogue import MODELS, require_available
+from pipelines.catalogue import MODELS
 from pipelines.pipeline import Pipeline, Placement, current_device
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.weights_config import WeightsConfig
@@ -39,9 +39,7 @@ def build(config: BuildConfig, *, progress: Progress = NULL_PROGRESS) -> Pipelin
     Raises: ConfigError for a model or device that can't be used, CheckpointError for weights,
         DeviceMemoryError before anything is allocated.
     """
-    require_available(config.model.name)
     loader = MODELS[config.model.name].loader
-    assert loader is not None
     _keep_float32_precision()
     placement = _place(config)
     with current_device(placement.device):

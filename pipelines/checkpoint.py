@@ -59,16 +59,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def load_into(
+def check_fit(
     checkpoint: Checkpoint, slots: Mapping[str, Tensor], *, prefix: str = "", ignore: Iterable[str] = ()
-) -> None:
-    """Copy every tensor of the checkpoint into its slot, all or nothing being checked first.
+) -> tuple[dict[str, Tensor], dict[str, TensorEntry]]:
+    """The slots and the checkpoint's tensors, each by full name, once every tensor fits its slot.
 
-    slots: name without `prefix` -> tensor (or view) of the model on any device, written in place.
-    prefix: what the checkpoint puts before each name.
-    ignore: beginnings of full checkpoint names that are knowingly not loaded.
-
-    bf16, fp16 and fp32 convert to each other; any other dtype must match.
+    Arguments as `load_into`; slots may be on the meta device. bf16, fp16 and fp32 convert to each other;
+    any other dtype must match.
     Raises: CheckpointError listing the first missing, unexpected or ill-fitting tensors.
     """
     targets = {prefix + name: slot for name, slot in slots.items()}
@@ -80,6 +77,21 @@ def load_into(
     }
     _check_names(checkpoint.path, targets.keys(), entries.keys())
     _check_fit(checkpoint.path, targets, entries)
+    return targets, entries
+
+
+def load_into(
+    checkpoint: Checkpoint, slots: Mapping[str, Tensor], *, prefix: str = "", ignore: Iterable[str] = ()
+) -> None:
+    """Copy every tensor of the checkpoint into its slot, all or nothing being checked first.
+
+    slots: name without `prefix` -> tensor (or view) of the model on any device, written in place.
+    prefix: what the checkpoint puts before each name.
+    ignore: beginnings of full checkpoint names that are knowingly not loaded.
+
+    Raises: CheckpointError as `check_fit`.
+    """
+    targets, entries = check_fit(checkpoint, slots, prefix=prefix, ignore=ignore)
     in_order = sorted(entries.items(), key=lambda item: (item[1].file, item[1].begin))
     with torch.no_grad():
         for file, group in groupby(in_order, key=lambda item: item[1].file):

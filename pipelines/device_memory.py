@@ -56,7 +56,7 @@ def require_fits(needed: Mapping[str, int], device: torch.device) -> None:
     table = "\n".join(f"  {name:<{width}}  {amount / _GIB:8.2f} GiB" for name, amount in rows.items())
     raise DeviceMemoryError(
         f"The weights, with a margin for activations, do not fit {device}:\n{table}\n"
-        "Use a smaller variant (fp8r), size=tiny, a device with more memory, or end what fills it."
+        "Use a smaller variant, size=tiny, a device with more memory, or end what fills it."
     )
 
 

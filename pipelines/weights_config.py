@@ -26,9 +26,11 @@ class WeightsConfig:
     """The `weights` node of the configuration.
 
     kind: `synthetic` draws seeded random weights, `local` reads `path`, `hub` downloads `repo`.
-    path: folder of a policy package, variants inside. repo: hub id `owner/name`.
+    path: folder of the model: a policy package with variants inside, or a diffusers folder.
+    repo: hub id `owner/name`.
     revision: branch, tag or commit; `None` is the repository's default branch.
-    verify_checksums: compare the weight file with the package's manifest before it is loaded.
+    verify_checksums: compare the weight file with a policy package's manifest before it is loaded;
+        diffusers folders have none.
     """
 
     kind: WeightsKind
@@ -41,7 +43,7 @@ class WeightsConfig:
     def check(self) -> None:
         """Refuse what can't be loaded or would have no effect. Raises: ConfigError naming the key."""
         if self.kind == "local" and not self.path:
-            raise ConfigError("weights.path is not set; weights=local needs the folder of a policy package.")
+            raise ConfigError("weights.path is not set; weights=local needs the folder of the model.")
         if self.kind == "hub" and not self.repo:
             raise ConfigError("weights.repo is not set; weights=hub needs a repository id, owner/name.")
         for field in fields(self):

@@ -1,0 +1,1 @@
+"""FLUX.2: text and reference images to images (Black Forest Labs; networks from diffusers)."""

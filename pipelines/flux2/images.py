@@ -1,0 +1,90 @@
+"""Reference images: files to pixels, as diffusers prepares them for FLUX.2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from accel.errors import ConfigError
+from pipelines.flux2.config import TOKEN_PIXELS
+from pipelines.flux2.position_ids import Grid
+
+MAX_PIXELS = 1024 * 1024
+"""Larger images are scaled down to this area."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """pixels: fp32 (1, 3, H, W) in [-1, 1] on the CPU; H and W are multiples of 16.
+
+    notes: what was changed.
+    """
+
+    pixels: Tensor
+    notes: tuple[str, ...] = ()
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of tokens."""
+        height, width = self.pixels.shape[2:]
+        return height // TOKEN_PIXELS, width // TOKEN_PIXELS
+
+
+def load_references(paths: Sequence[str]) -> tuple[Reference, ...]:
+    """Read the images that `model.images` lists. Raises: ConfigError naming the entry."""
+    return tuple(_load(f"model.images[{index}]", path) for index, path in enumerate(paths))
+
+
+def reference_from(image: Image.Image, *, name: str) -> Reference:
+    """Scale to at most `MAX_PIXELS`, crop the middle to multiples of 16, normalise.
+
+    name: for messages. Raises: ConfigError for images that are too small, too long or of an unclear range.
+    """
+    processor = Flux2ImageProcessor(vae_scale_factor=TOKEN_PIXELS)
+    try:
+        processor.check_image_input(image)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}. Use another image or crop it.") from error
+    rgb, notes = _rgb(image, name)
+    width, height = rgb.size
+    if width * height > MAX_PIXELS:
+        scale = math.sqrt(MAX_PIXELS / (width * height))
+        rgb = rgb.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
+        notes = (*notes, f"{name}: scaled from {width}x{height} to {rgb.width}x{rgb.height} pixels.")
+    pixels = processor.preprocess(
+        rgb,
+        height=rgb.height // TOKEN_PIXELS * TOKEN_PIXELS,
+        width=rgb.width // TOKEN_PIXELS * TOKEN_PIXELS,
+        resize_mode="crop",
+    )
+    return Reference(pixels, notes)
+
+
+def _load(name: str, path: str) -> Reference:
+    try:
+        with Image.open(Path(path).expanduser()) as image:
+            image.load()
+            return reference_from(ImageOps.exif_transpose(image), name=name)
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no file {path}. Check the path.") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{name}: {path} is no readable image: {error}.") from None
+
+
+def _rgb(image: Image.Image, name: str) -> tuple[Image.Image, tuple[str, ...]]:
+    """Three 8-bit channels. Like diffusers, colours under transparency are taken as they are."""
+    if image.mode.startswith(("I", "F")):
+        raise ConfigError(f"{name}: has more than 8 bits a channel (mode {image.mode}); save it with 8 bits.")
+    if not image.has_transparency_data:
+        return image.convert("RGB"), ()
+    opaque = image.convert("RGBA")
+    is_transparent = np.asarray(opaque.getchannel("A")).min() < 255
+    notes = (f"{name}: its transparency is ignored.",) if is_transparent else ()
+    return opaque.convert("RGB"), notes

@@ -1,0 +1,77 @@
+"""Prompts to token ids, as the text encoders of FLUX.2 were trained to see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from accel.errors import CheckpointError, ConfigError
+from pipelines import local_tokenizer
+from pipelines.flux2.text_encoder import MAX_TOKENS, LanguageModel
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """input_ids, attention_mask: int64 (1, `MAX_TOKENS`) on the CPU; the mask is 0 at padding.
+
+    truncated: the prompt was longer and lost its end.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    truncated: bool
+
+
+class PromptTokenizer:
+    """One prompt through the chat template, padded or cut to `MAX_TOKENS`."""
+
+    def __init__(self, tokenizer: Any, language_model: LanguageModel) -> None:
+        """tokenizer: of transformers. Raises: CheckpointError without a chat template or padding token."""
+        if not tokenizer.chat_template or tokenizer.pad_token_id is None:
+            raise CheckpointError(
+                "the tokenizer has no chat template or no padding token. Fetch its folder again."
+            )
+        self._tokenizer = tokenizer
+        self._language_model = language_model
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below this."""
+        return len(self._tokenizer)
+
+    def encode(self, prompt: str) -> TokenizedPrompt:
+        """Raises: ConfigError for text that is not valid Unicode."""
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"prompt: not valid Unicode ({error.reason}). Give plain text.") from error
+        kind = self._language_model
+        text = self._tokenizer.apply_chat_template(
+            kind.messages(prompt), tokenize=False, **kind.template_options
+        )
+        whole = self._tokenizer(text, add_special_tokens=kind.adds_special_tokens)
+        padded = self._tokenizer(
+            text,
+            add_special_tokens=kind.adds_special_tokens,
+            return_tensors="pt",
+            padding="max_length",
+            truncation=True,
+            max_length=MAX_TOKENS,
+        )
+        return TokenizedPrompt(
+            padded["input_ids"],
+            padded["attention_mask"],
+            truncated=len(whole["input_ids"]) > MAX_TOKENS,
+        )
+
+
+def build_synthetic_tokenizer(language_model: LanguageModel) -> Any:
+    """A byte-level tokenizer with the special tokens and the form of the released chat template."""
+    return local_tokenizer.build(
+        pad_token="<pad>",
+        bos_token=None if language_model.adds_special_tokens else "<s>",
+        special_tokens=language_model.special_tokens,
+        chat_template=language_model.chat_template,
+    )

@@ -1,0 +1,83 @@
+"""What one FLUX.2 request asks for, and what it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from accel.errors import ConfigError
+from pipelines.flux2.config import TOKEN_PIXELS
+from pipelines.flux2.images import Reference
+from pipelines.flux2.position_ids import Grid
+from pipelines.tensor_digest import tensor_digest
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRequest:
+    """One prompt and how to sample its images.
+
+    seed: 0..`MAX_SEED`, seeds the CPU noise generator of all images together. height, width: pixels,
+    multiples of 16. steps: network evaluations, >= 1. guidance: scale >= 0. images: how many to make.
+    references: images that condition the new ones.
+    Raises: ConfigError for a value of another type or range.
+    """
+
+    prompt: str
+    seed: int = 0
+    height: int
+    width: int
+    steps: int
+    guidance: float
+    images: int = 1
+    references: tuple[Reference, ...] = ()
+
+    def __post_init__(self) -> None:
+        multiple = f"a multiple of {TOKEN_PIXELS}, at least {TOKEN_PIXELS}"
+        guides = isinstance(self.guidance, int | float) and math.isfinite(self.guidance)
+        rules = {
+            "seed": (_is_whole(self.seed, 0) and self.seed <= MAX_SEED, f"a whole number, 0 to {MAX_SEED}"),
+            "height": (_is_whole(self.height, 1) and self.height % TOKEN_PIXELS == 0, multiple),
+            "width": (_is_whole(self.width, 1) and self.width % TOKEN_PIXELS == 0, multiple),
+            "steps": (_is_whole(self.steps, 1), "a whole number >= 1"),
+            "guidance": (guides and self.guidance >= 0, "a number >= 0"),
+            "images": (_is_whole(self.images, 1), "a whole number >= 1"),
+        }
+        for field, (holds, legal) in rules.items():
+            if not holds:
+                raise ConfigError(f"{field}={getattr(self, field)} is out of range; use {legal}.")
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of tokens."""
+        return self.height // TOKEN_PIXELS, self.width // TOKEN_PIXELS
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """Images and what they were made from.
+
+    images: model dtype, (B, 3, H, W) in [0, 1] on the CPU. outputs: every stage output by "stage.field";
+    shared, do not write. notes: what the sender should know about how the request was served.
+    """
+
+    images: Tensor
+    prompt: str
+    seed: int
+    outputs: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every stage output's tensors, computed on first use."""
+        return {name: tensor_digest(value) for name, value in self.outputs.items()}
+
+
+def _is_whole(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low

@@ -1,0 +1,43 @@
+"""What a user sets for FLUX.2. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from accel.errors import ConfigError
+from pipelines.number_types import Count, NonNegative
+
+Pixels = Annotated[int, Meta(ge=16, multiple_of=16, description="a multiple of 16, at least 16")]
+Variant = Literal["4b", "4b-base", "9b", "9b-base", "dev"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux2Settings:
+    """The `model` node of the FLUX.2 image models.
+
+    height, width: pixels. steps: denoising steps. guidance: scale; distilled variants ignore it, `dev` takes
+    it as an input, the others run a second pass above 1. images: files that condition the new image.
+    images_per_prompt: how many to make at once. prompt_cache_tokens: encoded prompts kept, in tokens,
+    512 each; 0 encodes every prompt anew.
+    Raises: ConfigError for a variant of the other model.
+    """
+
+    name: Literal["flux2_klein", "flux2_dev"]
+    variant: Variant
+    height: Pixels = 1024
+    width: Pixels = 1024
+    steps: Count
+    guidance: NonNegative
+    images: tuple[str, ...] = ()
+    images_per_prompt: Count = 1
+    prompt_cache_tokens: Annotated[int, Meta(ge=0)] = 16384
+
+    def __post_init__(self) -> None:
+        if (self.variant == "dev") != (self.name == "flux2_dev"):
+            raise ConfigError(
+                f"model.variant={self.variant} does not belong to model={self.name}; "
+                "flux2_klein has 4b, 4b-base, 9b and 9b-base, flux2_dev has dev."
+            )

@@ -1,0 +1,198 @@
+"""Everything a FLUX.2 pipeline is made of, loaded from a diffusers folder or drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2Transformer2DModel
+from torch import nn
+
+from accel.errors import CheckpointError, ConfigError
+from pipelines import synthetic_weights
+from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
+from pipelines.flux2.config import PATCH, VAE_SCALE, Flux2Config, flux2_config
+from pipelines.flux2.prompt import PromptTokenizer, build_synthetic_tokenizer
+from pipelines.flux2.schedule import require_deterministic
+from pipelines.flux2.text_encoder import PromptEncoder
+from pipelines.hub import Hub
+from pipelines.module_building import build_modules
+from pipelines.progress import NULL_PROGRESS, Progress
+from pipelines.weights_config import WeightsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """Loaded parts, ready for inference. description: where the weights come from, for the run header.
+
+    transformer, vae, scheduler: diffusers' `Flux2Transformer2DModel`, `AutoencoderKLFlux2` and
+    `FlowMatchEulerDiscreteScheduler`.
+    """
+
+    config: Flux2Config
+    transformer: Any
+    vae: Any
+    text_encoder: PromptEncoder
+    tokenizer: PromptTokenizer
+    scheduler: Any
+    description: str
+
+
+def load_flux2(
+    *,
+    weights: WeightsConfig,
+    variant: str,
+    size: Literal["tiny", "full"],
+    device: torch.device,
+    dtype: torch.dtype,
+    hub: Hub | None = None,
+    progress: Progress = NULL_PROGRESS,
+) -> Components:
+    """Load or draw all weights onto `device`.
+
+    size: widths of synthetic weights; folders are `full`.
+    Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
+        missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
+    """
+    weights.check()
+    place = _Place(dtype=dtype, device=device, progress=progress)
+    if weights.kind == "synthetic":
+        return _synthetic(flux2_config(variant, size), weights.synthetic_seed, f"{size}, {variant}", place)
+    if size != "full":
+        raise ConfigError(
+            f"size={size} is for weights=synthetic; with weights={weights.kind} the folder decides. "
+            "Use size=auto."
+        )
+    return _from_folder(flux2_config(variant, size), weights, variant, hub, place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    dtype: torch.dtype
+    device: torch.device
+    progress: Progress
+
+
+def _synthetic(config: Flux2Config, seed: int, described: str, place: _Place) -> Components:
+    def fill(name: str, module: nn.Module) -> None:
+        synthetic_weights.fill(module, seed=seed)
+
+    factories: dict[str, Callable[[], nn.Module]] = {
+        "transformer": partial(Flux2Transformer2DModel, **config.transformer),
+        "vae": partial(AutoencoderKLFlux2, **config.vae),
+        "text_encoder": partial(
+            config.language_model.build, dict(config.text_encoder), output_layers=config.text_layers
+        ),
+    }
+    tokenizer = PromptTokenizer(build_synthetic_tokenizer(config.language_model), config.language_model)
+    modules = build_modules(
+        factories,
+        fill=fill,
+        check=partial(_check, config, tokenizer),
+        dtype=place.dtype,
+        device=place.device,
+        progress=place.progress,
+    )
+    return _components(
+        config,
+        modules,
+        tokenizer=tokenizer,
+        scheduler=FlowMatchEulerDiscreteScheduler(**config.scheduler),
+        description=f"synthetic, seed {seed}, {described}: the images mean nothing",
+    )
+
+
+def _from_folder(
+    config: Flux2Config, weights: WeightsConfig, variant: str, hub: Hub | None, place: _Place
+) -> Components:
+    folder = DiffusersFolder.open(weights, pipelines=(config.pipeline,), hub=hub)
+    if bool(folder.index.get("is_distilled", False)) != config.distilled:
+        kind = "not distilled" if config.distilled else "distilled"
+        raise CheckpointError(
+            f"{folder.origin}: is {kind}, unlike model.variant={variant}. Choose the variant that fits."
+        )
+    language_model = config.language_model
+    tokenizer = PromptTokenizer(
+        folder.tokenizer("tokenizer", classes=language_model.tokenizer_classes), language_model
+    )
+    scheduler = folder.scheduler("scheduler", FlowMatchEulerDiscreteScheduler)
+    require_deterministic(scheduler)
+    modules = load_components(
+        folder,
+        {
+            "transformer": ModuleSpec(
+                class_name="Flux2Transformer2DModel", build=Flux2Transformer2DModel.from_config
+            ),
+            "vae": ModuleSpec(class_name="AutoencoderKLFlux2", build=AutoencoderKLFlux2.from_config),
+            "text_encoder": ModuleSpec(
+                class_name=language_model.class_name,
+                build=partial(language_model.build, output_layers=config.text_layers),
+                prefixes=language_model.prefixes,
+                ignore=language_model.ignore,
+            ),
+        },
+        check=partial(_check, config, tokenizer),
+        dtype=place.dtype,
+        device=place.device,
+        progress=place.progress,
+    )
+    return _components(
+        config,
+        modules,
+        tokenizer=tokenizer,
+        scheduler=scheduler,
+        description=f"{folder.origin}, variant {variant}, without a manifest of checksums",
+    )
+
+
+def _components(
+    config: Flux2Config,
+    modules: Mapping[str, Any],
+    *,
+    tokenizer: PromptTokenizer,
+    scheduler: Any,
+    description: str,
+) -> Components:
+    return Components(
+        config=config,
+        transformer=modules["transformer"],
+        vae=modules["vae"],
+        text_encoder=modules["text_encoder"],
+        tokenizer=tokenizer,
+        scheduler=scheduler,
+        description=description,
+    )
+
+
+def _check(config: Flux2Config, tokenizer: PromptTokenizer, modules: Mapping[str, Any]) -> None:
+    """Sizes at which components meet."""
+    transformer, vae, encoder = (modules[name] for name in ("transformer", "vae", "text_encoder"))
+    meetings = {
+        "text embeddings and joint_attention_dim": (encoder.width, transformer.config.joint_attention_dim),
+        "2x2 patches of the VAE's latents and in_channels": (
+            PATCH * PATCH * vae.config.latent_channels,
+            transformer.config.in_channels,
+        ),
+        "pixels to a latent of the VAE and of FLUX.2": (
+            2 ** (len(vae.config.block_out_channels) - 1),
+            VAE_SCALE,
+        ),
+        "guidance_embeds of the transformer and of the variant": (
+            transformer.config.guidance_embeds,
+            config.embedded_guidance,
+        ),
+    }
+    for what, (one, other) in meetings.items():
+        if one != other:
+            raise CheckpointError(
+                f"{what} differ: {one} and {other}. These components do not belong together; "
+                "fetch them from one folder."
+            )
+    if tokenizer.vocabulary > encoder.embed_tokens.num_embeddings:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.vocabulary} tokens, the text encoder "
+            f"{encoder.embed_tokens.num_embeddings}. Fetch them from one folder."
+        )

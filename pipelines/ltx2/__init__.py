@@ -1,0 +1,1 @@
+"""LTX-2: a prompt, and optionally a first frame, in; a video with its sound out."""

@@ -1,0 +1,69 @@
+"""The files that videos become: video.mp4, or frames as PNG with sound.wav."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from accel.errors import OutputError
+from pipelines.ltx2.media import Pixels, Samples, mp4, png, wav
+from pipelines.ltx2.request import VideoResult
+from pipelines.ltx2.settings import SaveAs
+
+MEANINGLESS = "Synthetic weights: this video means nothing."
+
+
+def video_files(
+    result: VideoResult, *, save_as: SaveAs, config_hash: str, outputs_mean_nothing: bool
+) -> dict[str, bytes]:
+    """File name -> contents, all of them encoded before any is written.
+
+    config_hash: of the resolved configuration. outputs_mean_nothing: synthetic weights.
+    Raises: OutputError naming the first frame or sound with values that are not finite.
+    """
+    notes = (*((MEANINGLESS,) if outputs_mean_nothing else ()), *result.notes)
+    metadata = {
+        "title": result.prompt,
+        "comment": " ".join(notes),
+        "software": "samebit",
+        "seed": str(result.seed),
+        "config_hash": config_hash,
+    }
+    files = {}
+    for index in range(len(result.frames)):
+        suffix = "" if len(result.frames) == 1 else f"_{index}"
+        pixels = _pixels(result.frames[index], suffix)
+        samples = _samples(result.waveform[index], suffix)
+        if save_as != "frames":
+            files[f"video{suffix}.mp4"] = mp4(
+                pixels, samples, fps=result.fps, sampling_rate=result.sampling_rate, metadata=metadata
+            )
+        if save_as != "mp4":
+            for number, frame in enumerate(pixels):
+                files[f"frame{suffix}_{number:04}.png"] = png(frame, metadata=metadata)
+            files[f"sound{suffix}.wav"] = wav(samples, sampling_rate=result.sampling_rate)
+    return files
+
+
+def _pixels(frames: Tensor, suffix: str) -> Pixels:
+    """(F, 3, H, W) in [0, 1] -> 8 bit, rounded to nearest as diffusers does."""
+    for number, frame in enumerate(frames):
+        _require_finite(f"frame {number} of video{suffix}", frame)
+    values = frames.permute(0, 2, 3, 1).float().numpy()
+    return np.ascontiguousarray((values * 255).round().astype(np.uint8))
+
+
+def _samples(waveform: Tensor, suffix: str) -> Samples:
+    """(channels, samples); what lies outside [-1, 1] is clipped."""
+    _require_finite(f"sound of video{suffix}", waveform)
+    samples: Samples = waveform.float().clamp(-1, 1).numpy()
+    return samples
+
+
+def _require_finite(name: str, values: Tensor) -> None:
+    bad = values.numel() - int(values.isfinite().sum())
+    if bad:
+        raise OutputError(
+            f"{name}: {bad} of {values.numel()} values are not finite. No output file was written. "
+            "Check the weights, or run with dtype=fp32."
+        )

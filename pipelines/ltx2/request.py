@@ -1,0 +1,169 @@
+"""What one LTX-2 request asks for, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from accel.errors import ConfigError
+from pipelines.ltx2.architectures import Size
+from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Defaults, defaults
+from pipelines.ltx2.guidance import Guidance, Scales
+from pipelines.ltx2.settings import Ltx2Settings
+from pipelines.tensor_digest import tensor_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinementPlan:
+    """How a video that was denoised at half its height and width comes to its full size.
+
+    sigmas: noise levels of the unguided second pass, used as they are; it begins with noise of the first.
+    adain: share, 0..1, of the upsampled latents that gets the mean and deviation of the half-size ones, by
+    channel. tone_mapping: how strongly large latents are compressed, 0..1. Both are off at 0.
+    """
+
+    sigmas: tuple[float, ...] = REFINEMENT_SIGMAS
+    adain: float = 0.0
+    tone_mapping: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoRequest:
+    """A prompt and how to sample its videos. Make it with `video_request`.
+
+    height, width: pixels. frames: 8 n + 1. fps: frames per second. sigmas: noise levels before
+    each step, from high to low, before the scheduler's time shift. refinement: of a video made in two
+    passes; `sigmas` and `guidance` are then those of the first. `None`: one pass.
+    videos: how many, each with noise of its own. seed: of the CPU noise generator. image: the first frame,
+    RGB of any size, or `None`. image_crf: H.264 quality that the image is passed through, as the model
+    was trained; 0 leaves it as it is.
+    """
+
+    prompt: str
+    negative_prompt: str
+    height: int
+    width: int
+    frames: int
+    fps: float
+    sigmas: tuple[float, ...]
+    guidance: Guidance
+    videos: int
+    seed: int
+    image: Image.Image | None
+    image_crf: int
+    refinement: RefinementPlan | None = None
+
+    @property
+    def first_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the first pass has: half of the video's if another follows."""
+        scale = 1 if self.refinement is None else 2
+        return self.height // scale, self.width // scale
+
+
+def video_request(
+    prompt: str | None,
+    *,
+    settings: Ltx2Settings,
+    size: Size,
+    seed: int | None = None,
+    image: Image.Image | None = None,
+) -> VideoRequest:
+    """Fill what the settings leave open with the values of their variant at this size.
+
+    seed: `None` is 0. image: the first frame, RGB of any size; `settings.image` is not read.
+    Raises: ConfigError for values that can't be served, naming the key.
+    """
+    own = defaults(settings.variant, size)
+    if not (prompt and prompt.strip()):
+        raise ConfigError("prompt: is empty; say what the video shows, e.g. prompt='waves on a beach'.")
+    return VideoRequest(
+        prompt=prompt,
+        negative_prompt=settings.negative_prompt,
+        height=own.height if settings.height is None else settings.height,
+        width=own.width if settings.width is None else settings.width,
+        frames=own.frames if settings.frames is None else settings.frames,
+        fps=settings.fps,
+        sigmas=_sigmas(settings.variant, own.steps if settings.steps is None else settings.steps),
+        guidance=_guidance(settings, own),
+        videos=settings.videos,
+        seed=0 if seed is None else seed,
+        image=image,
+        image_crf=settings.image_crf,
+        refinement=_refinement(settings),
+    )
+
+
+def _refinement(settings: Ltx2Settings) -> RefinementPlan | None:
+    if not settings.two_stage:
+        return None
+    return RefinementPlan(adain=settings.upsampling_adain, tone_mapping=settings.upsampling_tone_mapping)
+
+
+def _sigmas(variant: str, steps: int) -> tuple[float, ...]:
+    """Evenly spaced, or those that the distilled model was trained for."""
+    if variant != "2.0-distilled":
+        if steps < 2:
+            raise ConfigError("model.steps=1: the schedule spans from noise to a rest of it; use 2 or more.")
+        return tuple(np.linspace(1.0, 1 / steps, steps).tolist())
+    if steps != len(DISTILLED_SIGMAS):
+        raise ConfigError(
+            f"model.steps={steps}: variant {variant} has {len(DISTILLED_SIGMAS)} steps and no other number; "
+            "leave model.steps out."
+        )
+    return DISTILLED_SIGMAS
+
+
+def _guidance(settings: Ltx2Settings, own: Defaults) -> Guidance:
+    def scales(text: float) -> Scales:
+        return Scales(
+            text=text,
+            stg=own.stg if settings.stg is None else settings.stg,
+            modality=own.guidance_modality
+            if settings.guidance_modality is None
+            else settings.guidance_modality,
+            rescale=own.guidance_rescale if settings.guidance_rescale is None else settings.guidance_rescale,
+        )
+
+    guidance = Guidance(
+        video=scales(own.guidance if settings.guidance is None else settings.guidance),
+        audio=scales(own.guidance_audio if settings.guidance_audio is None else settings.guidance_audio),
+        stg_blocks=own.stg_blocks if settings.stg_blocks is None else settings.stg_blocks,
+    )
+    if not guidance.stg:
+        return replace(guidance, stg_blocks=())
+    if not guidance.stg_blocks:
+        raise ConfigError(
+            "model.stg_blocks: is empty; name the blocks to perturb, or switch off with model.stg=0."
+        )
+    return guidance
+
+
+@dataclass(frozen=True)
+class VideoResult:
+    """Videos with sound and what they were made from.
+
+    frames: (videos, frames, 3, H, W) in [0, 1], model dtype, on the CPU. waveform: (videos, 2, samples) in
+    [-1, 1], model dtype, on the CPU. fps: frames per second. sampling_rate: samples per second.
+    outputs: every stage output by "stage.field"; shared, do not write.
+    notes: what the sender should know about how the request was served.
+    """
+
+    frames: Tensor
+    waveform: Tensor
+    fps: float
+    sampling_rate: int
+    prompt: str
+    seed: int
+    outputs: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of shapes, dtypes and raw bytes of every stage output's tensors, computed on first use."""
+        return {name: tensor_digest(value) for name, value in self.outputs.items()}

@@ -1,0 +1,19 @@
+"""Digests of results, by which runs are compared."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from accel.graphs.tree import distinct_tensors
+
+
+def tensor_digest(value: Any) -> str:
+    """SHA-256 of shapes, dtypes and raw bytes of the tensors in a value, in order."""
+    sha = hashlib.sha256()
+    for leaf in distinct_tensors(value):
+        sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
+        sha.update(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,198 @@
+"""What a user gets wrong is refused by name before weights are loaded; what is cut short is said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ltx2_harness import ours, tiny_components
+from PIL import Image
+
+from accel.errors import ConfigError, ObservationError, SamebitError
+from pipelines.build import build
+from pipelines.ltx2 import components
+from pipelines.ltx2 import pipeline as ltx2_pipeline
+from pipelines.ltx2.defaults import DISTILLED_SIGMAS
+from pipelines.ltx2.images import open_first_frame
+from pipelines.ltx2.pipeline import NEGATIVE_WITHOUT_EFFECT, STG_WITHOUT_EFFECT
+from pipelines.ltx2.request import video_request
+from pipelines.ltx2.settings import Ltx2Settings
+from tasks.config import compose
+
+BASE = ("model=ltx2", "accel=eager", "device=cpu", "size=tiny")
+
+
+@pytest.fixture
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(**options: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(components, "load", load)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "model.height=853",
+            "expected a multiple of 32, at least 64, got 853; the nearest are 832 and 864",
+        ),
+        ("model.width=32", "the nearest are 64 and 96"),
+        ("model.upsampling_adain=0.5", "model.upsampling_adain: has no effect in one stage"),
+        ("model.upsampling_tone_mapping=0.5", "use model.two_stage=true"),
+        ("model.frames=72", "the nearest are 65 and 73"),
+        ("model.frames=0", "model.frames"),
+        ("model.variant=2.1", "model.variant"),
+        ("model.steps=1", "use 2 or more"),
+        ("model.guidance=-1", "model.guidance"),
+        ("model.guidance_rescale=1.5", "model.guidance_rescale"),
+        ("model.stg_blocks=[]", "model.stg_blocks: is empty"),
+        ("model.stg_blocks=[-1]", "model.stg_blocks"),
+        ("model.fps=0", "model.fps"),
+        ("model.videos=0", "model.videos"),
+        ("prompt=''", "prompt: is empty"),
+        ("prompt=' '", "prompt: is empty"),
+        ("prompt=null", "prompt: is empty"),
+        ("model.attention_breaks=true", "use accel=segmented"),
+        ("model.image=nowhere.png", "model.image: no file nowhere.png"),
+        ("model.imgae=x.png", "imgae"),
+    ],
+)
+def test_refused_before_loading(override: str, message: str) -> None:
+    with pytest.raises(SamebitError) as refused:
+        build(compose(*BASE, override))
+    assert message in str(refused.value)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "model.height=160",
+            "expected a multiple of 64, at least 128 with model.two_stage, got 160; the nearest are 128",
+        ),
+        ("model.width=64", "the nearest are 128 and 192"),
+        ("model.upsampling_adain=-0.5", "model.upsampling_adain"),
+        ("model.upsampling_tone_mapping=1.5", "model.upsampling_tone_mapping"),
+    ],
+)
+def test_refused_before_loading_in_two_stages(override: str, message: str) -> None:
+    with pytest.raises(SamebitError) as refused:
+        build(compose(*BASE, "model.two_stage=true", override))
+    assert message in str(refused.value)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_the_distilled_variant_has_its_own_steps() -> None:
+    with pytest.raises(ConfigError, match="has 8 steps"):
+        build(compose(*BASE, "model.variant=2.0-distilled", "model.steps=30"))
+
+
+def test_blocks_that_the_transformer_lacks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.stg_blocks: no block 28; .* blocks 0 to 1"):
+        build(compose(*BASE, "model.stg_blocks=[28]"))
+    pipeline = ours(tiny_components())
+    request = video_request("x", settings=Ltx2Settings(stg_blocks=(28,)), size="tiny")
+    with pytest.raises(ConfigError, match="no block 28"):
+        pipeline.run(request)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_a_missing_encoder_is_noticed_before_loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ltx2_pipeline.require_av.__module__ + ".find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"model.save_as=mp4 needs PyAV"):
+        build(compose(*BASE))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match=r"model.image_crf=33 needs PyAV"):
+        build(compose(*BASE, "model.save_as=frames", f"model.image={tmp_path / 'a.png'}"))
+
+
+def test_a_long_prompt_is_cut_as_the_library_does_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = ours(tiny_components())
+    settings = Ltx2Settings(height=64, width=64, frames=9, steps=2, negative_prompt="no " * 100)
+    with caplog.at_level(logging.WARNING, logger="samebit"):
+        result = pipeline.run(video_request("word " * 10_000, settings=settings, size="tiny"))
+    cut = [note for note in result.notes if "longer than 128 tokens" in note]
+    assert [note.partition(":")[0] for note in cut] == ["prompt", "model.negative_prompt"]
+    assert [record.message for record in caplog.records] == cut
+
+
+def notes(variant: str, **settings: Any) -> tuple[str, ...]:
+    choice = Ltx2Settings(variant=variant, height=64, width=64, frames=9, **settings)
+    pipeline = ours(tiny_components(variant))
+    return pipeline.run(video_request("x", settings=choice, size="tiny")).notes
+
+
+def test_what_has_no_effect_is_said() -> None:
+    assert notes("2.0", steps=2) == (STG_WITHOUT_EFFECT,)
+    assert notes("2.0", steps=2, stg=0.0, negative_prompt="dark") == ()
+    assert notes("2.3", steps=2) == ()
+    assert notes("2.0-distilled", negative_prompt="dark") == (NEGATIVE_WITHOUT_EFFECT,)
+
+
+@pytest.mark.parametrize("fps", [100.0, float("inf")])
+def test_clips_too_short_for_sound_are_refused(fps: float) -> None:
+    settings = Ltx2Settings(height=64, width=64, frames=1, fps=fps, steps=2)
+    with pytest.raises(ConfigError, match=r"model\.fps"):
+        ours(tiny_components()).run(video_request("x", settings=settings, size="tiny"))
+
+
+def test_prompts_are_encoded_once() -> None:
+    pipeline = ours(tiny_components())
+    settings = Ltx2Settings(height=64, width=64, frames=9, steps=2)
+    first = pipeline.run(video_request("one", settings=settings, size="tiny"))
+    again = pipeline.run(video_request("one", settings=settings, size="tiny"))
+    cache = pipeline.stages[0].cache  # type: ignore[attr-defined]
+    assert (cache.hits, cache.misses) == (2, 2)
+    assert again.digests == first.digests
+    pipeline.refresh()
+    assert pipeline.run(video_request("one", settings=settings, size="tiny")).digests == first.digests
+    assert cache.misses == 4
+
+
+def test_requests_do_not_disturb_each_other() -> None:
+    pipeline = ours(tiny_components())
+    small = Ltx2Settings(height=64, width=64, frames=9, steps=2)
+    other = Ltx2Settings(height=64, width=96, frames=17, steps=3, guidance=1.0, guidance_audio=1.0)
+    first = pipeline.run(video_request("one", settings=small, size="tiny", seed=1)).digests
+    pipeline.run(video_request("two", settings=other, size="tiny", seed=2))
+    assert pipeline.run(video_request("one", settings=small, size="tiny", seed=1)).digests == first
+    assert pipeline.run(video_request("one", settings=small, size="tiny", seed=3)).digests != first
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK"])
+def test_first_frames_of_8_bits_are_taken(tmp_path: Path, mode: str) -> None:
+    name = "a.tif" if mode == "CMYK" else "a.png"
+    Image.new("RGB", (6, 4), (255, 255, 255)).convert(mode).save(tmp_path / name)
+    image = open_first_frame(tmp_path / name)
+    assert (image.mode, image.size) == ("RGB", (6, 4))
+    assert np.asarray(image).min() >= 254
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_first_frames_of_more_bits_are_refused(tmp_path: Path, dtype: type[np.generic]) -> None:
+    Image.fromarray(np.full((4, 6), 300, dtype=dtype)).save(tmp_path / "a.tif")
+    with pytest.raises(ObservationError, match="save the image with 8 bits"):
+        open_first_frame(tmp_path / "a.tif")
+
+
+def test_files_that_are_no_images_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("<html>")
+    with pytest.raises(ObservationError, match="is no readable image"):
+        open_first_frame(tmp_path / "a.png")
+
+
+def test_released_defaults() -> None:
+    plain = video_request("x", settings=Ltx2Settings(), size="full")
+    assert (plain.height, plain.width, plain.frames, len(plain.sigmas)) == (512, 768, 121, 30)
+    video, audio = plain.guidance.video, plain.guidance.audio
+    assert (video.text, audio.text, video.stg, video.modality, video.rescale) == (3.0, 7.0, 1.0, 3.0, 0.7)
+    assert plain.guidance.stg_blocks == (28,)
+    distilled = video_request("x", settings=Ltx2Settings(variant="2.0-distilled"), size="full")
+    assert distilled.sigmas == DISTILLED_SIGMAS
+    assert not any((distilled.guidance.text, distilled.guidance.stg, distilled.guidance.modality))

@@ -1,0 +1,220 @@
+"""Components from a folder in the layout of diffusers, and folders that do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ltx2_harness import CPU, ours, stock_pipeline, tiny_components
+from safetensors.torch import load_file, save_file
+
+from accel.errors import CheckpointError, ConfigError, DeviceMemoryError
+from pipelines import device_memory
+from pipelines.build import build
+from pipelines.ltx2.architectures import PROMPT_LENGTH
+from pipelines.ltx2.components import load
+from pipelines.ltx2.prompt import PromptTokenizer
+from pipelines.weights_config import WeightsConfig
+from tasks.config import compose
+
+REQUEST = ("model=ltx2", "accel=eager", "device=cpu", "model.steps=2", "model.height=64", "model.width=64",
+           "model.frames=9", "model.stg_blocks=[1]")  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["2.0", "2.3"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A variant and what diffusers' `save_pretrained` makes of it."""
+    folder = tmp_path_factory.mktemp("ltx2")
+    stock_pipeline(tiny_components(request.param), with_image=False).save_pretrained(folder)
+    edit(
+        folder / "model_index.json",
+        lambda index: index.update(tokenizer=["transformers", "GemmaTokenizerFast"]),
+    )
+    return request.param, folder
+
+
+@pytest.fixture
+def damaged(saved: tuple[str, Path], tmp_path: Path) -> tuple[str, Path]:
+    """A copy to be spoilt."""
+    variant, folder = saved
+    return variant, Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def edit(file: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def load_folder(folder: Path, variant: str, *, two_stage: bool = False) -> None:
+    weights = WeightsConfig(kind="local", path=str(folder))
+    load(
+        weights=weights,
+        variant=variant,
+        size="full",
+        dtype=torch.float32,
+        device=CPU,
+        two_stage=two_stage,
+    )
+
+
+def test_a_saved_pipeline_gives_the_same_bits(saved: tuple[str, Path]) -> None:
+    variant, folder = saved
+    config = compose(*REQUEST, f"model.variant='{variant}'", "weights=local", f"weights.path={folder}")
+    pipeline = build(config)
+    request = pipeline.request_from(config)
+    components = tiny_components(variant)
+    tokenizer = PromptTokenizer(components.tokenizer._tokenizer, length=PROMPT_LENGTH)
+    in_memory = ours(replace(components, tokenizer=tokenizer))
+    assert pipeline.run(request).digests == in_memory.run(request).digests
+
+
+@pytest.fixture
+def with_upsampler(damaged: tuple[str, Path]) -> tuple[str, Path]:
+    """With a folder `latent_upsampler` that `model_index.json` does not name, as in the release."""
+    variant, folder = damaged
+    tiny_components(variant, two_stage=True).latent_upsampler.save_pretrained(folder / "latent_upsampler")
+    return variant, folder
+
+
+def test_a_saved_upsampler_gives_the_same_bits(with_upsampler: tuple[str, Path]) -> None:
+    variant, folder = with_upsampler
+    two_stage = ("model.two_stage=true", "model.height=128", "model.width=128")
+    weights = (f"model.variant='{variant}'", "weights=local", f"weights.path={folder}")
+    config = compose(*REQUEST, *two_stage, *weights)
+    pipeline = build(config)
+    request = pipeline.request_from(config)
+    components = tiny_components(variant, two_stage=True)
+    tokenizer = PromptTokenizer(components.tokenizer._tokenizer, length=PROMPT_LENGTH)
+    in_memory = ours(replace(components, tokenizer=tokenizer))
+    assert pipeline.run(request).digests == in_memory.run(request).digests
+
+
+def test_a_missing_upsampler_is_named_with_what_to_do(saved: tuple[str, Path]) -> None:
+    variant, folder = saved
+    with pytest.raises(CheckpointError) as refused:
+        load_folder(folder, variant, two_stage=True)
+    message = str(refused.value)
+    assert f"{folder / 'latent_upsampler'}: no such folder, but model.two_stage=true needs it" in message
+    assert f"Fetch 'latent_upsampler' of the release into {folder}" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("temporal_upsample", True, "does not double height and width alone"),
+        ("rational_spatial_scale", 1.5, "does not double height and width alone"),
+        ("in_channels", 4, "takes 4 channels, the VAE has 8"),
+    ],
+)
+def test_upsamplers_that_do_not_fit_are_refused(
+    with_upsampler: tuple[str, Path], key: str, value: object, message: str
+) -> None:
+    variant, folder = with_upsampler
+    edit(folder / "latent_upsampler" / "config.json", lambda config: config.update({key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        load_folder(folder, variant, two_stage=True)
+
+
+def test_an_index_that_names_another_upsampler_is_refused(with_upsampler: tuple[str, Path]) -> None:
+    variant, folder = with_upsampler
+    edit(folder / "model_index.json", lambda index: index.update(latent_upsampler=["diffusers", "Other"]))
+    with pytest.raises(CheckpointError, match="component 'latent_upsampler' is 'Other'"):
+        load_folder(folder, variant, two_stage=True)
+
+
+def test_another_variant_is_refused(saved: tuple[str, Path]) -> None:
+    variant, folder = saved
+    with pytest.raises(CheckpointError, match=r"set model\.variant to what they are"):
+        load_folder(folder, {"2.0": "2.3", "2.3": "2.0"}[variant])
+
+
+@pytest.mark.parametrize("name", ["transformer", "vae", "audio_vae", "connectors", "vocoder", "text_encoder",
+                                  "tokenizer", "scheduler"])  # fmt: skip
+def test_a_missing_component_is_named(damaged: tuple[str, Path], name: str) -> None:
+    variant, folder = damaged
+    edit(folder / "model_index.json", lambda index: index.pop(name))
+    with pytest.raises(CheckpointError, match=f"component '{name}'"):
+        load_folder(folder, variant)
+
+
+def test_a_folder_of_another_pipeline_is_refused(damaged: tuple[str, Path]) -> None:
+    variant, folder = damaged
+    edit(folder / "model_index.json", lambda index: index.update(_class_name="FluxPipeline"))
+    with pytest.raises(CheckpointError, match="FluxPipeline"):
+        load_folder(folder, variant)
+
+
+@pytest.mark.parametrize(
+    ("component", "key", "value", "message"),
+    [
+        ("vae", "timestep_conditioning", True, "adds noise of its own"),
+        ("transformer", "patch_size", 2, "groups several latents"),
+        ("audio_vae", "mel_bins", 16, "audio channels"),
+    ],
+)
+def test_components_that_do_not_fit_are_refused(
+    damaged: tuple[str, Path], component: str, key: str, value: object, message: str
+) -> None:
+    variant, folder = damaged
+    edit(folder / component / "config.json", lambda config: config.update({key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        load_folder(folder, variant)
+
+
+def test_a_truncated_file_is_refused(damaged: tuple[str, Path]) -> None:
+    variant, folder = damaged
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match="transformer"):
+        load_folder(folder, variant)
+
+
+def test_a_missing_tensor_is_refused(damaged: tuple[str, Path]) -> None:
+    variant, folder = damaged
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    del tensors["proj_out.weight"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"proj_out\.weight"):
+        load_folder(folder, variant)
+
+
+def test_half_precision_files_load_as_asked(damaged: tuple[str, Path]) -> None:
+    variant, folder = damaged
+    file = folder / "connectors" / "diffusion_pytorch_model.safetensors"
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(file).items()}, file)
+    weights = WeightsConfig(kind="local", path=str(folder))
+    components = load(weights=weights, variant=variant, size="full", dtype=torch.float32, device=CPU)
+    assert {parameter.dtype for parameter in components.connectors.parameters()} == {torch.float32}
+
+
+def test_tiny_is_for_synthetic_weights(saved: tuple[str, Path]) -> None:
+    weights = WeightsConfig(kind="local", path=str(saved[1]))
+    with pytest.raises(ConfigError, match="size=tiny"):
+        load(weights=weights, variant=saved[0], size="tiny", dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("variant", ["2.0", "2.0-distilled", "2.3"])
+def test_the_released_widths_are_refused_where_they_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    monkeypatch.setattr(device_memory, "free_bytes", lambda device: 2**30)
+    with pytest.raises(DeviceMemoryError) as refused:
+        load(
+            weights=WeightsConfig(kind="synthetic"),
+            variant=variant,
+            size="full",
+            dtype=torch.bfloat16,
+            device=CPU,
+            stg_blocks=(28,),
+        )
+    # 18.88 and 18.99 billion parameters of two bytes (LTX-2 spec section 3).
+    expected = {"2.3": 18.99}.get(variant, 18.88) * 2e9 / 2**30
+    line = next(line for line in str(refused.value).splitlines() if "transformer" in line)
+    assert float(line.split()[1]) == pytest.approx(expected, abs=0.02)
