@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def run(cfg: DictConfig) -> None:
+def run(cfg: DictConfig) -> float | None:
     """One job. Stands here because Hydra names the log and looks for `conf` after this file."""
     from tasks.command import run_job
 
-    run_job(cfg)
+    return run_job(cfg)
 
 
 def main() -> int:

@@ -23,11 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from accel.errors import ConfigError
 from tasks.composition import Composed, Composer, quoted
+from tasks.policy_choice import is_policy_file, overrides_of
 from tasks.result_file import RESULT_FILE
 from tasks.sweep import Job, register_resolvers
 from tasks.yaml_source import Source
 
-Check = Callable[[Mapping[str, Any], Source], object]
+Check = Callable[[Mapping[str, Any], Source], Any]
 
 _PATH = re.compile(r"(\.{0,2}|~)/.*|\.{1,2}")
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
@@ -38,12 +39,15 @@ class Plan:
     """What a command will do.
 
     argv: arguments for Hydra. jobs: one for a plain run; none for --help and the like.
-    sweep_folder: set for sweeps.
+    configs: what the check made of each job. sweep_folder: set for sweeps.
+    sampled: a sweeper chooses and numbers its jobs itself while it runs; these have each of its values once.
     """
 
     argv: tuple[str, ...]
     jobs: tuple[Job, ...] = ()
+    configs: tuple[Any, ...] = ()
     sweep_folder: Path | None = None
+    sampled: bool = False
 
 
 def preflight(
@@ -52,12 +56,10 @@ def preflight(
     config_dir: Path,
     config_name: str = "config",
     check: Check,
-    check_runnable: Check | None = None,
 ) -> Plan:
     """Compose and check every job of a command line; nothing is written.
 
-    check: raises ConfigError for a configuration that is wrong. check_runnable: used instead
-    where jobs will really run.
+    check: makes the typed configuration of a job, or raises ConfigError.
     Raises: ConfigError.
     """
     register_resolvers()
@@ -73,20 +75,26 @@ def preflight(
         extra_dir=Path(args.config_dir) if args.config_dir else None,
     )
     texts = [expanded for text in args.overrides for expanded in _expand(text)]
-    split = _split(composer, texts, sweep=args.multirun)
+    sampled = args.multirun and _is_sampled(composer, texts)
+    split = _split(composer, texts, sweep=args.multirun, sampled=sampled)
     jobs = [composer.compose(job) for job in split]
-    for job in jobs:
-        (check if shows_only else check_runnable or check)(job.tree, job.source)
+    configs = tuple(check(job.tree, job.source) for job in jobs)
     flags = _without(argv, args.overrides)
     overrides = _for_hydra(composer, texts, jobs)
     if shows_only:
         return Plan((*flags, *overrides))
     _refuse_hidden_sweep(jobs, sweep=args.multirun)
     root, folders = _folders(jobs, sweep=args.multirun)
-    _refuse_clashes(folders)
+    resumes = _resumes(jobs, sweep=args.multirun, sampled=sampled)
+    _refuse_clashes(folders, may_hold_results=resumes)
     key = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
-    planned = tuple(Job(_own(job), folder) for job, folder in zip(split, folders, strict=True))
-    return Plan((*flags, *overrides, f"{key}={quoted(str(root))}"), planned, root if args.multirun else None)
+    return Plan(
+        (*flags, *overrides, f"{key}={quoted(str(root))}"),
+        tuple(Job(_own(split[n]), folder, n) for n, folder in enumerate(folders)),
+        configs,
+        root if args.multirun else None,
+        sampled,
+    )
 
 
 def _parse(argv: Sequence[str]) -> Any:
@@ -103,15 +111,17 @@ def _refuse_flag(message: str) -> Any:
 
 
 def _expand(text: str) -> list[str]:
-    """Write out `weights=./folder` and `weights=owner/name@revision`, and make folder names safe."""
+    """Write out the short forms of `weights` and `accel`, and make folder names safe."""
     key, _, value = text.partition("=")
     if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):
         name = "${hydra.job.override_dirname}"
         safe = value.strip("'\"").replace(name, f"${{folder_name:{name}}}")
         return [f"{key}={quoted(safe)}" if name in value else text]
+    bare = value.strip("'\"")
+    if key == "accel" and is_policy_file(bare):
+        return overrides_of(bare)
     if key != "weights":
         return [text]
-    bare = value.strip("'\"")
     if "," in bare and "/" in bare:
         raise ConfigError(f"'{text}': a sweep over folders is written weights=local weights.path=./a,./b")
     if _PATH.fullmatch(bare):
@@ -124,15 +134,31 @@ def _expand(text: str) -> list[str]:
     return [text]
 
 
-def _split(composer: Composer, texts: list[str], *, sweep: bool) -> list[list[str]]:
-    """The overrides of each job, in the order in which Hydra numbers them."""
+def _is_sampled(composer: Composer, texts: list[str]) -> bool:
+    fixed = [text for text in texts if not composer.parse([text])[0].is_sweep_override()]
+    target: str = composer.compose(fixed).cfg.hydra.sweeper._target_
+    return not target.endswith(f".{BasicSweeper.__name__}")
+
+
+def _split(composer: Composer, texts: list[str], *, sweep: bool, sampled: bool) -> list[list[str]]:
+    """The overrides of each job, in the order in which Hydra numbers them.
+
+    sampled: of as many jobs as it takes to have each value once, since combinations may be too many.
+    """
     if not sweep:
         return [texts]
     try:
-        batches = BasicSweeper.split_arguments(composer.parse(texts), None)
+        if not sampled:
+            return _listed(composer.parse(texts))
+        values = [_listed([override]) for override in composer.parse(texts)]
     except HydraException as error:
         raise ConfigError(f"this sweep can't be listed: {error}") from error
-    return list(itertools.chain.from_iterable(batches))
+    longest = max(map(len, values), default=1)
+    return [[value[min(n, len(value) - 1)][0] for value in values] for n in range(longest)]
+
+
+def _listed(overrides: list[Override]) -> list[list[str]]:
+    return list(itertools.chain.from_iterable(BasicSweeper.split_arguments(overrides, None)))
 
 
 def _for_hydra(composer: Composer, texts: list[str], jobs: list[Composed]) -> list[str]:
@@ -200,7 +226,23 @@ def _subfolder(job: Composed, number: int) -> str:
     return str(job.cfg.hydra.sweep.subdir)
 
 
-def _refuse_clashes(folders: Sequence[Path]) -> None:
+def _resumes(jobs: Sequence[Composed], *, sweep: bool, sampled: bool) -> bool:
+    given = {bool(OmegaConf.select(job.cfg, "output.resume")) for job in jobs}
+    if len(given) > 1:
+        raise ConfigError("output.resume is for the whole sweep and can't differ between jobs.")
+    if not given.pop():
+        return False
+    if not sweep:
+        raise ConfigError("output.resume=true goes on with a sweep. Repeat the sweep's command, with -m.")
+    if sampled:
+        raise ConfigError(
+            "output.resume=true needs jobs that are known beforehand, and this sweeper chooses them as it "
+            "goes. Start it again in a new output.dir."
+        )
+    return True
+
+
+def _refuse_clashes(folders: Sequence[Path], *, may_hold_results: bool) -> None:
     seen: dict[Path, int] = {}
     for number, folder in enumerate(folders):
         if folder in seen:
@@ -209,7 +251,8 @@ def _refuse_clashes(folders: Sequence[Path]) -> None:
                 "Let hydra.sweep.subdir differ, e.g. ${hydra.job.num}"
             )
         seen[folder] = number
-        if os.path.exists(folder / RESULT_FILE):  # False also for a path that can't be
+        # False also for a path that can't be
+        if not may_hold_results and os.path.exists(folder / RESULT_FILE):
             raise ConfigError(
                 f"'{folder}' already holds a {RESULT_FILE}, which is never replaced. Set another output.dir"
             )

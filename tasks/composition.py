@@ -32,7 +32,17 @@ from accel.near_match import suggestion
 from tasks.yaml_source import COMMAND_LINE, Written, scan
 
 # Hydra instantiates these by name; nothing else in a configuration may name code.
-_TRUSTED_TARGETS = ("hydra._internal.", "hydra_plugins.")
+_TRUSTED_TARGETS = ("hydra._internal.", "hydra_plugins.", "optuna.samplers.")
+# Options that come with a package of their own.
+_PACKAGES = {
+    "hydra/launcher": {
+        "joblib": "hydra-joblib-launcher",
+        "submitit_local": "hydra-submitit-launcher",
+        "submitit_slurm": "hydra-submitit-launcher",
+        "ray": "hydra-ray-launcher",
+    },
+    "hydra/sweeper": {"optuna": "hydra-optuna-sweeper"},
+}
 
 
 @dataclass(frozen=True)
@@ -146,6 +156,8 @@ class Composer:
                 f"'{text}': an option that looks like a number is quoted: \"{group}='{value}'\""
             )
         if str(value) not in options:
+            if package := _PACKAGES.get(group, {}).get(str(value)):
+                raise ConfigError(f"{group}={value} needs a package that is missing: pip install {package}")
             raise ConfigError(f"{group}: no option '{value}'{suggestion(str(value), options)}")
         return text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os.path import exists, expanduser
 from pathlib import Path
@@ -15,11 +15,15 @@ from omegaconf import DictConfig
 
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy
-from pipelines.catalogue import MODELS, Flux2Settings, Ltx2Settings, require_available
+from pipelines.catalogue import MODELS
+from pipelines.flux2.settings import Flux2Settings
 from pipelines.flux3_action.settings import Flux3Settings, ObservationSource
+from pipelines.ltx2.settings import Ltx2Settings
 from pipelines.number_types import Count
 from pipelines.weights_config import WeightsConfig
 from tasks.composition import Composer, plain_tree
+from tasks.measurement_settings import BenchTask, ProfileTask, VerifyTask
+from tasks.serving.settings import ClientTask, ServeTask
 from tasks.typed import OTHER_NAMES, convert
 from tasks.yaml_source import Source
 
@@ -39,7 +43,6 @@ DtypeName = Annotated[
     Meta(extra={OTHER_NAMES: {"bfloat16": "bf16", "float32": "fp32", "fp16": None, "float16": None}}),
 ]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-WarmUps = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,38 +56,11 @@ class RunTask:
     profile: bool | Literal["auto"] = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyTask:
-    """Prove that acceleration changes no bit. requests: how many to compare with eager ones."""
-
-    name: Literal["verify"]
-    requests: Count = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchTask:
-    """Time `accel` against eager. warmup, calls: untimed and timed requests of each arm."""
-
-    name: Literal["bench"]
-    warmup: WarmUps = 10
-    calls: Count = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeTask:
-    """Answer observations over the network. host, port: where to listen."""
-
-    name: Literal["serve"]
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=1, le=65535)] = 8000
-
-
-TaskSettings: TypeAlias = RunTask | VerifyTask | BenchTask | ServeTask
+TaskSettings: TypeAlias = RunTask | VerifyTask | BenchTask | ProfileTask | ServeTask | ClientTask
 ModelSettings: TypeAlias = Flux3Settings | Flux2Settings | Ltx2Settings
 
-# What this version carries out; the other choices compose and are refused before any work.
-RUNNING_TASKS = ("run",)
-RUNNING_ACCEL = ("eager", "graph", "segmented", "fused", "graph+fused")
+# Tasks that choose the policy of every stage by measuring, where `accel.auto_seconds` is set.
+AUTO_TASKS = ("run", "client")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +72,12 @@ class LoggerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig:
-    """dir: folder of the run (of the sweep with -m); `None` is a new dated one."""
+    """dir: folder of the run (of the sweep with -m); `None` is a new dated one.
+    resume: go on with the sweep in `dir`; jobs that finished are not run again.
+    """
 
     dir: str | None = None
+    resume: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +113,13 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     """
     config = convert(dict(tree), RunConfig, source=source)
     name, model = config.model.name, MODELS[config.model.name]
-    config.accel.check(stages=model.stages, sites=model.sites)
+    config.accel.check(stages=model.stages, sites=model.sites, savings=model.savings)
     config.weights.check()
+    if config.accel.auto_seconds is not None and config.task.name not in AUTO_TASKS:
+        raise ConfigError(
+            f"accel.auto_seconds: task={config.task.name} measures nothing before it starts. Run task=run "
+            "accel=auto once, and pass on the auto.yaml that it writes: accel=FOLDER/auto.yaml"
+        )
     if model.observes and config.observation is None:
         raise ConfigError(f"observation: model={name} needs one, e.g. observation.episode=data/panda_lift")
     if not model.observes and config.observation is not None:
@@ -143,18 +127,9 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     return _located(config)
 
 
-def build_runnable(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
-    """`build`, and refuse what composes but is not carried out by this version. Raises: ConfigError."""
-    config = build(tree, source)
-    require_available(config.model.name)
-    _refuse_unavailable("task", config.task.name, RUNNING_TASKS)
-    _refuse_unavailable("accel", config.accel.name, RUNNING_ACCEL)
-    return config
-
-
 def resolve(cfg: DictConfig) -> RunConfig:
     """Hydra's composed configuration as a checked `RunConfig` that can be run. Raises: ConfigError."""
-    return build_runnable(plain_tree(cfg))
+    return build(plain_tree(cfg))
 
 
 def compose(*overrides: str) -> RunConfig:
@@ -163,7 +138,7 @@ def compose(*overrides: str) -> RunConfig:
     Example: compose("accel=eager", "size=tiny"). Raises: ConfigError for what `run.py` refuses.
     """
     composed = Composer(CONF).compose(overrides)
-    return build_runnable(composed.tree, composed.source)
+    return build(composed.tree, composed.source)
 
 
 def config_hash(config: RunConfig) -> str:
@@ -185,19 +160,19 @@ def _located(config: RunConfig) -> RunConfig:
     return replace(
         config,
         observation=seen,
+        task=_with_home_written_out(config.task),
         accel=replace(accel, manifest=accel.manifest and expanduser(accel.manifest)),
         weights=replace(weights, path=weights.path and expanduser(weights.path)),
         output=replace(output, dir=output.dir and expanduser(output.dir)),
     )
 
 
+def _with_home_written_out(task: TaskSettings) -> TaskSettings:
+    names = ("token_file", "tls_certificate", "tls_key")
+    given = {name: getattr(task, name) for name in names if getattr(task, name, None) is not None}
+    return replace(task, **{name: expanduser(path) for name, path in given.items()})
+
+
 def _shipped(path: str) -> str:
     """A relative path that only the folder of Samebit has, as an absolute one."""
     return str(ROOT / path) if not exists(path) and exists(ROOT / path) else path
-
-
-def _refuse_unavailable(key: str, choice: str, running: Sequence[str]) -> None:
-    if choice not in running:
-        raise ConfigError(
-            f"{key}={choice} is not available in this version. Available: {', '.join(running)}."
-        )

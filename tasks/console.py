@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from accel.policy import AccelPolicy
-from accel.record import TIER, RunRecord, StageRecord
+from accel.record import RunRecord, StageRecord
+from accel.selection import Choice
+from pipelines.auto_policy import AutoChoice
 from pipelines.pipeline import PipelineDescription
 from tasks.progress_bars import LineProgress, LiveProgress
 from tasks.stage_table import NONE, StageRow, break_lines, graph_lines, refusals, stage_rows, total_row
@@ -88,18 +90,31 @@ class RunConsole:
         rows, total = stage_rows(record), total_row(record, request)
         cuda = any(row.launches != NONE or row.extra_mib != "0" for row in rows)
         times = _TIMES | _CUDA if cuda else _TIMES
+        outcomes = _OUTCOMES if {row.tier for row in rows} <= {"exact"} else {"tier": "tier", **_OUTCOMES}
         self._console.print()
         self._line(f"Wall time in ms: {_requests(len(request.walls_ms))}.")
         self._console.print()
         for table in self._fitting(
-            [_table(rows, total, times | _OUTCOMES)],
-            [_table(rows, total, times), _table(rows, None, _OUTCOMES)],
+            [_table(rows, total, times | outcomes)],
+            [_table(rows, total, times), _table(rows, None, outcomes)],
+            [_table(rows, total, times), *(_table(rows, None, {key: outcomes[key]}) for key in outcomes)],
         ):
             self._console.print(table)
             self._console.print()
         self._refusals(record)
         self._graphs(record, not_worth_it)
         self._repeats(1 + len(request.walls_ms), unequal)
+
+    def choice(self, choice: AutoChoice) -> None:
+        """What `accel=auto` chose for each stage, and why."""
+        self.progress.stop()
+        self._console.print()
+        self._line(f"accel=auto measured for {choice.seconds:.1f} s and chose:", style="bold")
+        for name, chosen in choice.stages.items():
+            self._line(f"  {name}: {chosen.candidate}")
+            self._line(f"      {chosen.reason}{_measured(chosen)}")
+        for candidate, why in choice.not_tried.items():
+            self._line(f"  not tried: {candidate}: {why}", style="yellow")
 
     def interrupted(self) -> None:
         self._line("Interrupted; this is what was measured so far.", style="bold yellow")
@@ -109,11 +124,14 @@ class RunConsole:
         self._line(f"Wrote {', '.join(names)}")
         self._always.print(Text(str(folder)), soft_wrap=True)
 
-    def _fitting(self, whole: list[Table], parts: list[Table]) -> list[Table]:
-        """Cells are never cut: where the whole table is too wide, its parts are shown."""
+    def _fitting(self, *layouts: list[Table]) -> list[Table]:
+        """Cells are never cut: the first layout whose tables are all narrow enough, else the last."""
         unlimited = self._console.options.update(max_width=10_000)
-        needed = self._console.measure(whole[0], options=unlimited).maximum
-        return whole if needed <= self._console.width else parts
+
+        def fits(table: Table) -> bool:
+            return self._console.measure(table, options=unlimited).maximum <= self._console.width
+
+        return next((layout for layout in layouts if all(map(fits, layout))), layouts[-1])
 
     def _refusals(self, record: RunRecord) -> None:
         found = refusals(record)
@@ -197,7 +215,22 @@ def _accel(accel: AccelPolicy) -> str:
         f"{accel.graph_mode} graphs, {accel.max_entries} a region" if accel.enable_cuda_graph else "no graphs"
     )
     fused = ", ".join(site for site, allowed in accel.fused.items() if allowed) or "nothing"
-    return f"{accel.name}, tier {TIER} ({graphs}; fused: {fused})"
+    return f"{accel.name}, tier {accel.tier} ({graphs}; fused: {fused})"
+
+
+def _measured(choice: Choice) -> str:
+    """What speaks for a choice in numbers."""
+    measured, eager = choice.measured, choice.eager_ms
+    if measured is None or eager is None:
+        return ""
+    facts = {
+        f"{eager * measured.relative:.2f} ms, eager {eager:.2f}": True,
+        f"{measured.launches} launches": measured.launches is not None,
+        f"GPU busy {measured.gpu_busy_ms or 0:.2f} ms": measured.gpu_busy_ms is not None,
+        f"{measured.copied_in / 2**20:.1f} MiB copied in a replay": bool(measured.copied_in),
+        f"{measured.held_bytes / 2**20:.0f} MiB held": bool(measured.held_bytes),
+    }
+    return f" ({', '.join(fact for fact, known in facts.items() if known)})"
 
 
 def _device(facts: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("samebit", "torch", "triton", "transformers", "numpy", "safetensors")
+_PACKAGES = ("samebit", "torch", "triton", "diffusers", "transformers", "numpy", "safetensors")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 

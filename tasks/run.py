@@ -15,10 +15,14 @@ import msgspec
 
 from accel.errors import ConfigError, SamebitError, StrictModeError, UnequalBitsError
 from accel.graphs.manifest import Manifest, UsedSignature
-from accel.record import RunRecord, StageRecord
+from accel.policy import AccelPolicy
+from accel.record import StageRecord
+from pipelines.auto_policy import AutoChoice, choose
 from pipelines.build import build, choose_device
 from pipelines.output_folder import OutputFolder
+from pipelines.paired_timing import TimedPipeline
 from pipelines.pipeline import PipelineDescription
+from pipelines.policy_file import policy_yaml
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.termination import Terminated
 from tasks.config import RunConfig, RunTask, config_hash
@@ -26,6 +30,8 @@ from tasks.console import RunConsole
 from tasks.environment import device_facts, software
 from tasks.manifest_file import ManifestFile
 from tasks.result_file import RESULT_FILE, RunResult, Status, Verdict, encode_result
+
+POLICY_FILE = "auto.yaml"
 
 
 class Result(Protocol):
@@ -40,22 +46,17 @@ class Result(Protocol):
     def notes(self) -> Sequence[str]: ...
 
 
-class RunnablePipeline(Protocol):
+class RunnablePipeline(TimedPipeline, Protocol):
     """What this task needs of a pipeline; see `pipelines.pipeline.Pipeline`."""
 
-    @property
-    def description(self) -> PipelineDescription: ...
-    @property
-    def record(self) -> RunRecord: ...
+    def with_policy(self, policy: AccelPolicy) -> RunnablePipeline: ...
     def warm_up(self, requests: Sequence[Any], *, progress: Progress = ...) -> Sequence[Result]: ...
     def run(self, request: Any, *, progress: Progress = ...) -> Result: ...
     def capture_manifest(self, manifest: Manifest) -> None: ...
     def used_signatures(self) -> Sequence[UsedSignature]: ...
-    def profile(self, request: Any) -> None: ...
     def files(self, result: Any, *, config_hash: str) -> dict[str, bytes]: ...
     def strict_violations(self) -> list[str]: ...
     def not_worth_it(self) -> Mapping[str, Sequence[str]]: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -118,12 +119,20 @@ def main(config: RunConfig, *, folder: Path) -> None:
         manifest = ManifestFile(Path(config.accel.manifest)) if config.accel.manifest is not None else None
         console.header(config_hash=config_hash(config), accel=config.accel, software=software())
         pipeline, request = load(config, progress=console.progress)
+        choice = None
+        if config.accel.auto_seconds is not None:
+            with contextlib.closing(pipeline):
+                choice = choose(pipeline, request, config.accel, progress=console.progress)
+            pipeline = pipeline.with_policy(choice.policy)
+            console.choice(choice)
         with contextlib.closing(pipeline):
             console.pipeline(pipeline.description, device_facts(pipeline.description.device))
             if manifest is not None:
                 manifest.capture(pipeline, config.model)
             measurement = Measurement(pipeline)
-            finish = partial(_finish, config, measurement, console=console, output=output, manifest=manifest)
+            finish = partial(
+                _finish, config, measurement, console=console, output=output, manifest=manifest, choice=choice
+            )
             try:
                 measurement.run(
                     request, repeats=config.task.repeats, profile=profile, progress=console.progress
@@ -181,6 +190,7 @@ def _finish(
     console: RunConsole,
     output: OutputFolder,
     manifest: ManifestFile | None,
+    choice: AutoChoice | None,
 ) -> None:
     """Show first: a full disk must not take the table along."""
     pipeline = measurement.pipeline
@@ -188,11 +198,18 @@ def _finish(
     little = [line for lines in pipeline.not_worth_it().values() for line in lines]
     console.report(pipeline.record, measurement.request, unequal=unequal, not_worth_it=little)
     files = pipeline.files(measurement.result, config_hash=config_hash(config))
+    if choice is not None:
+        files[POLICY_FILE] = policy_yaml(choice, origin=_origin(pipeline.description)).encode()
     result = _result(config, measurement, status, files)
     output.write({**files, RESULT_FILE: encode_result(result)})
     console.written(output.path, [*files, RESULT_FILE])
     if manifest is not None:
         manifest.save(pipeline)
+
+
+def _origin(description: PipelineDescription) -> str:
+    device = device_facts(description.device)["name"]
+    return f"{description.model}, {description.size}, on {device} with torch {software()['torch']}"
 
 
 def _result(

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from accel.measure.timing import median, percentile
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
+from tasks.latency import milliseconds
 
 N = TypeVar("N", int, float)
 
@@ -33,6 +34,7 @@ class StageRow:
     host: str = NONE
     busy: str = NONE
     extra_mib: str = NONE
+    tier: str = ""
     graphs: str = ""
     fused: str = ""
 
@@ -57,7 +59,8 @@ class Refusal:
 def stage_rows(record: RunRecord) -> list[StageRow]:
     """Rows in pipeline order."""
     return [
-        _row(stage, graphs=graphs_cell(stage), fused=fused_cell(stage)) for stage in record.stages.values()
+        _row(stage, tier=stage.tier, graphs=graphs_cell(stage), fused=fused_cell(stage))
+        for stage in record.stages.values()
     ]
 
 
@@ -89,6 +92,12 @@ def refusals(record: RunRecord) -> list[Refusal]:
             refusal.stages[stage.name] = None
             if isinstance(outcome, SiteOutcome):
                 refusal.sites[outcome.site] = None
+        for mount in stage.mounts:
+            if not mount.mounted:
+                refusal = found.setdefault((str(mount), mount.detail), Refusal(str(mount), mount.detail))
+                refusal.calls += mount.blocks
+                refusal.stages[stage.name] = None
+                refusal.sites[mount.block] = None
     return sorted(found.values(), key=lambda refusal: -refusal.calls)
 
 
@@ -136,19 +145,20 @@ def fused_cell(stage: StageRecord) -> str:
     return _wrap((*fused, *references)) or NONE
 
 
-def _row(stage: StageRecord, *, graphs: str = "", fused: str = "") -> StageRow:
+def _row(stage: StageRecord, *, tier: str = "", graphs: str = "", fused: str = "") -> StageRow:
     p50 = median(stage.walls_ms) if stage.walls_ms else None
     p95 = percentile(stage.walls_ms, 95) if stage.walls_ms else None
     busy = NONE if stage.gpu_busy_ms is None or not p50 else f"{100 * stage.gpu_busy_ms / p50:.0f} %"
     return StageRow(
         stage=stage.name,
-        p50=_ms(p50),
-        p95=_ms(p95),
-        cold=_ms(stage.cold_ms),
+        p50=milliseconds(p50),
+        p95=milliseconds(p95),
+        cold=milliseconds(stage.cold_ms),
         launches=_count(stage.launches),
         host=_count(stage.host_launches),
         busy=busy,
         extra_mib=f"{stage.extra_bytes / 2**20:.0f}",
+        tier=tier,
         graphs=graphs,
         fused=fused,
     )
@@ -162,14 +172,6 @@ def _sum(values: Iterable[N | None]) -> N | None:
 
 def _count(value: int | None) -> str:
     return NONE if value is None else str(value)
-
-
-def _ms(value: float | None) -> str:
-    """At least three significant digits; tenths below a second."""
-    if value is None:
-        return NONE
-    digits = 2 if value < 10 else 1 if value < 1000 else 0
-    return f"{value:.{digits}f}"
 
 
 def _wrap(parts: Iterable[str]) -> str:

@@ -1,10 +1,11 @@
-"""Jobs of a sweep: folders that never clash, failures that stay in their own job."""
+"""Jobs of a sweep: folders that never clash, failures that stay in their own job, jobs done before."""
 
 from __future__ import annotations
 
 import gc
 import hashlib
 import logging
+import math
 import re
 import secrets
 import sys
@@ -12,11 +13,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+import msgspec
 from omegaconf import OmegaConf
 
-from accel.errors import SamebitError
+from accel.errors import OutputError, SamebitError
 from pipelines.termination import Terminated
+from tasks.result_file import RESULT_FILE, read_result
 
 ERROR_FILE = "error.txt"
 
@@ -28,10 +32,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One job: its overrides as Hydra gets them, and the folder it writes to."""
+    """One job: its overrides as Hydra gets them, the folder it writes to, and its number in the sweep."""
 
     overrides: tuple[str, ...]
     folder: Path
+    number: int = 0
 
 
 def register_resolvers() -> None:
@@ -72,6 +77,55 @@ def run_isolated(work: Callable[[], object], folder: Path) -> None:
         (folder / ERROR_FILE).write_text(f"{type(error).__name__}: {error}\n\n{text}", encoding="utf-8")
         log.error("Job in %s failed:\n%s", folder, text)
     _free_memory()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the results of all tasks have in common."""
+
+    status: str
+    config_hash: str
+
+
+def report_file(task: str) -> str:
+    """The file that a task writes when it is done."""
+    return RESULT_FILE if task == "run" else f"{task}.json"
+
+
+def read_report(folder: Path, task: str) -> Report | None:
+    """`None` where there is none that is complete and can be read."""
+    file = folder / report_file(task)
+    try:
+        if task == "run":
+            result = read_result(file)
+            return Report(result.status, result.config_hash)
+        return msgspec.json.decode(file.read_bytes(), type=Report)
+    except (OutputError, OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def finished_report(folder: Path, task: str) -> Report | None:
+    """The report of a job that came to its end without an error; `None` for any other job."""
+    report = read_report(folder, task)
+    return report if report and report.status == "ok" and not (folder / ERROR_FILE).exists() else None
+
+
+def set_unfinished_aside(folder: Path, task: str) -> None:
+    """Make room for the report of a job that is run again; what an interrupted one measured is kept."""
+    report = folder / report_file(task)
+    if report.exists():
+        report.replace(report.with_suffix(".unfinished.json"))
+
+
+def latency_ms(folder: Path) -> float:
+    """What a sweeper minimises: the median wall time of the requests of a `run` after the first, in ms.
+
+    Infinite for a job that did not finish, so that it never looks fast.
+    """
+    if finished_report(folder, "run") is None:
+        return math.inf
+    walls = read_result(folder / RESULT_FILE).request["walls_ms"]
+    return median(walls) if walls else math.inf
 
 
 def _free_memory() -> None:

@@ -64,7 +64,7 @@ def test_a_sweep_over_policies_gives_the_same_actions(
     expected = (main_job[1] / "actions.npy").read_bytes()
     for job in ("0", "1"):
         assert (tmp_path / "sweep" / job / "actions.npy").read_bytes() == expected
-    assert (tmp_path / "sweep" / "summary.json").exists()
+    assert (tmp_path / "sweep" / "comparison.json").exists()
 
 
 def test_what_was_planned_and_did_not_happen_is_exit_code_3_when_strict(tmp_path: Path) -> None:

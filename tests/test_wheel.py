@@ -28,7 +28,7 @@ def test_the_wheel_holds_all_modules_and_the_configuration(tmp_path: Path) -> No
         str(path.relative_to(ROOT))
         for room in ROOMS
         for path in (ROOT / room).rglob("*")
-        if path.suffix in (".py", ".yaml")
+        if path.suffix in (".py", ".yaml", ".j2", ".css", ".js")
     }
     assert needed <= held
     assert "conf/config.yaml" in needed

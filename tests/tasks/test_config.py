@@ -12,7 +12,7 @@ import yaml
 
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy
-from accel.site_names import SITE_NAMES
+from accel.site_names import FUSED_NAMES, SITE_NAMES
 from pipelines.catalogue import MODELS
 from pipelines.flux3_action.settings import Flux3Settings
 from tasks.composition import Composer
@@ -41,6 +41,7 @@ COMMANDS = [
     "accel.fused={swiglu: true};accel.fused.qk_norm_rope=false",
     "task=verify",
     "task=bench",
+    "task=profile",
     "task=serve",
     "model=flux2_dev",
     "experiment=droid_lift",
@@ -53,13 +54,6 @@ COMMANDS = [
 def test_every_documented_choice_composes(command: str) -> None:
     overrides = command.split(";") if ";" in command else command.split()
     assert composed(*overrides)
-
-
-@pytest.mark.parametrize("override", ["accel=compile", "accel=auto", "task=bench", "model=flux2_klein"])
-def test_the_library_refuses_what_the_command_refuses(override: str) -> None:
-    assert composed(override)
-    with pytest.raises(ConfigError, match="this version"):
-        compose(override)
 
 
 def test_the_defaults() -> None:
@@ -78,7 +72,7 @@ def test_accel_files_name_themselves_and_write_out_every_field(name: str) -> Non
     fields = yaml.safe_load((CONF / "accel" / f"{name}.yaml").read_text())
     assert fields["name"] == name
     assert set(fields) == set(AccelPolicy.__dataclass_fields__)
-    assert set(fields["fused"]) == set(SITE_NAMES)
+    assert set(fields["fused"]) == set(FUSED_NAMES)
 
 
 def test_graph_and_fused_is_the_union_of_both() -> None:
@@ -87,7 +81,7 @@ def test_graph_and_fused_is_the_union_of_both() -> None:
     assert graph.enable_cuda_graph
     assert not any(graph.fused.values())
     assert not fused.enable_cuda_graph
-    assert all(fused.fused.values())
+    assert {name for name, on in fused.fused.items() if on} == set(SITE_NAMES)
 
 
 def test_one_stage_can_differ() -> None:
@@ -102,7 +96,7 @@ def test_one_stage_can_differ() -> None:
 
 def test_the_allowlist_merges() -> None:
     fused = compose("accel=eager", "accel.fused={swiglu: true}").accel.fused
-    assert fused == {"swiglu": True, "modulate": False, "gated_residual": False, "qk_norm_rope": False}
+    assert fused == {**dict.fromkeys(FUSED_NAMES, False), "swiglu": True}
 
 
 def test_loose_images_as_observation() -> None:

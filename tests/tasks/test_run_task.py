@@ -18,7 +18,7 @@ from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.termination import Terminated
 from tasks import run
 from tasks.composition import Composer
-from tasks.config import CONF, RunConfig, RunTask, build_runnable, config_hash
+from tasks.config import CONF, RunConfig, RunTask, build, config_hash
 from tasks.result_file import RESULT_FILE, read_result
 
 
@@ -193,7 +193,7 @@ def test_a_request_that_cannot_be_made_leaves_no_pipeline_open(monkeypatch) -> N
 )
 def test_graph_policies_of_every_mode_run(overrides: tuple[str, ...]) -> None:
     composed = Composer(CONF).compose(overrides)
-    assert build_runnable(composed.tree, composed.source).accel.enable_cuda_graph
+    assert build(composed.tree, composed.source).accel.enable_cuda_graph
 
 
 def test_measurement_works_without_files_or_console() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
+from sweep_examples import write_job
 
 from tasks.config import CONF
 from tasks.sweep import folder_name, run_isolated
@@ -24,28 +25,17 @@ C17 = json.loads((Path(__file__).parent.parent / "cases" / "C17_sweeps.json").re
 # Replaces the `run` task, so that a sweep takes no model; all the rest is the real program.
 PROGRAM = """
 import os, runpy, signal, sys, types
-sys.path.insert(0, {repo!r})
-from tasks.result_file import RunResult, encode_result
+sys.path[:0] = [{repo!r}, {here!r}]
+from sweep_examples import example_result
+from tasks.config import config_hash
+from tasks.result_file import encode_result
 
 def main(config, *, folder):
     seed, prompt, status = config.seed, config.prompt, "ok"
     {behaviour}
-    speed = 4.0 if config.accel.name == "eager" else 2.0
-    result = RunResult(
-        status=status,
-        verdict="equal",
-        pipeline={{}},
-        config={{"seed": seed, "accel": {{"name": config.accel.name}}}},
-        config_hash="",
-        environment={{}},
-        requests=2,
-        unequal_outputs=[],
-        strict_violations=[],
-        request={{"cold_ms": 9.0, "walls_ms": [speed]}},
-        stages=[],
-        notes=[],
-        digests={{"noise": str(seed)}},
-        files={{}},
+    walls = [4.0] if config.accel.name == "eager" else [2.0]
+    result = example_result(
+        accel=config.accel.name, seed=seed, walls_ms=walls, status=status, config_hash=config_hash(config)
     )
     (folder / "result.json").write_bytes(encode_result(result))
     if status == "interrupted": raise KeyboardInterrupt
@@ -58,7 +48,10 @@ runpy.run_path({script!r}, run_name="__main__")
 
 def program(folder: Path, behaviour: str) -> Path:
     file = folder / "program.py"
-    file.write_text(PROGRAM.format(repo=str(REPO), script=str(REPO / "run.py"), behaviour=behaviour))
+    text = PROGRAM.format(
+        repo=str(REPO), here=str(Path(__file__).parent), script=str(REPO / "run.py"), behaviour=behaviour
+    )
+    file.write_text(text)
     return file
 
 
@@ -67,42 +60,44 @@ def run(folder: Path, *argv: str, behaviour: str = "pass") -> subprocess.Complet
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def summary(sweep: Path) -> list[dict[str, Any]]:
-    return json.loads((sweep / "summary.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+def compared(sweep: Path) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = json.loads((sweep / "comparison.json").read_text(encoding="utf-8"))["jobs"]
+    return jobs
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "statuses", "error"),
-    [
-        ("if seed == 2: raise ValueError('no luck')", "ok failed ok", "ValueError: no luck"),
-        ("if seed == 2: sys.exit(3)", "ok failed ok", "SystemExit: 3"),
-        ("if seed == 2: sys.exit(0)", "ok failed ok", "SystemExit: 0"),
-        ("if seed == 2: return", "ok no-result ok", "wrote no result.json"),
-        ("if seed == 2: raise MemoryError('device')", "ok failed ok", "MemoryError: device"),
-    ],
-)
-def test_c16_one_bad_job_leaves_the_others(behaviour: str, statuses: str, error: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "seed=1,2,3", "output.dir=s", behaviour=behaviour)
-    rows = summary(tmp_path / "s")
+def statuses(sweep: Path) -> list[str]:
+    return [row["status"] for row in compared(sweep)]
+
+
+def test_c16_bad_jobs_leave_the_others(tmp_path: Path) -> None:
+    behaviour = "from accel.errors import ConfigError"
+    for seed, fault in {
+        2: "raise ValueError('no luck')",
+        3: "sys.exit(3)",
+        4: "sys.exit(0)",
+        5: "return",
+        6: "raise MemoryError('device')",
+        7: "raise ConfigError('no such frame')",
+    }.items():
+        behaviour += f"\n    if seed == {seed}: {fault}"
+    done = run(tmp_path, "-m", "seed=1,2,3,4,5,6,7,8", "output.dir=s", behaviour=behaviour)
     assert done.returncode == 1
-    assert [row["status"].replace(" ", "-") for row in rows] == statuses.split()
-    assert rows[1]["error"].startswith(error)
-    assert rows[1]["overrides"][0] == "seed=2"
-    assert "2 of 3 jobs succeeded" in done.stdout
-    if "failed" in statuses:
-        assert "Traceback" in (tmp_path / "s" / "1" / "error.txt").read_text()
-        assert "Traceback" in (tmp_path / "s" / "1" / "run.log").read_text()
-
-
-def test_c16_different_failures_are_all_told(tmp_path: Path) -> None:
-    behaviour = "if seed < 3: raise ValueError(f'luck {seed}')"
-    done = run(tmp_path, "-m", "seed=1,2,3", "output.dir=s", behaviour=behaviour)
-    assert done.returncode == 1
-    assert [row["error"] for row in summary(tmp_path / "s")] == [
-        "ValueError: luck 1",
-        "ValueError: luck 2",
-        "",
+    rows = compared(tmp_path / "s")
+    assert [(row["overrides"][0], row["status"], row["error"]) for row in rows] == [
+        ("seed=1", "ok", ""),
+        ("seed=2", "failed", "ValueError: no luck"),
+        ("seed=3", "failed", "SystemExit: 3"),
+        ("seed=4", "failed", "SystemExit: 0"),
+        ("seed=5", "no result", "wrote no result.json that can be read"),
+        ("seed=6", "failed", "MemoryError: device"),
+        ("seed=7", "failed", "no such frame"),
+        ("seed=8", "ok", ""),
     ]
+    assert "2 of 8 jobs succeeded" in done.stdout
+    for job in ("1", "2", "3", "5"):
+        assert "Traceback" in (tmp_path / "s" / job / "error.txt").read_text()
+        assert "Traceback" in (tmp_path / "s" / job / "run.log").read_text()
+    assert (tmp_path / "s" / "6" / "error.txt").read_text() == "no such frame\n"
 
 
 def test_c16_an_invalid_value_is_refused_before_the_first_job(tmp_path: Path) -> None:
@@ -128,55 +123,78 @@ def test_c17_values_as_folder_names(args: list[str], tmp_path: Path) -> None:
     weights = ["weights=local"] if "weights.path" in args[1] else []
     done = run(tmp_path, *args, *weights, "output.dir=s")
     assert done.returncode == 0, done.stderr
-    rows = summary(tmp_path / "s")
-    folders = [Path(row["folder"]) for row in rows]
+    rows = compared(tmp_path / "s")
+    folders = [tmp_path / "s" / row["folder"] for row in rows]
     assert len(set(folders)) == 2
     assert all(folder.parent == tmp_path / "s" and len(folder.name.encode()) <= 120 for folder in folders)
     assert all((folder / "result.json").exists() for folder in folders)
     swept = args[1].partition("=")[2]
-    for row in rows:
+    for row, folder in zip(rows, folders, strict=True):
         (override,) = [text for text in row["overrides"] if text.startswith(args[1].partition("=")[0])]
         assert override.partition("=")[2] in swept
-        saved = (Path(row["folder"]) / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
+        saved = (folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
         assert override in yaml.safe_load(saved)
 
 
-def test_c17_a_second_sweep_never_replaces_results(tmp_path: Path) -> None:
-    assert run(tmp_path, "-m", "seed=1,2", "output.dir=s").returncode == 0
-    again = run(tmp_path, "-m", "seed=3,4", "output.dir=s")
+def test_a_sweep_that_was_cut_short_is_resumed_and_never_replaced(tmp_path: Path) -> None:
+    sweep, command = tmp_path / "s", ("-m", "seed=1,2,3", "output.dir=s")
+    done = run(tmp_path, *command, behaviour="if seed == 2: status = 'interrupted'")
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+    assert statuses(sweep) == ["ok", "interrupted", "not started"]
+    first = (sweep / "0" / "result.json").stat().st_mtime_ns
+    partial = (sweep / "1" / "result.json").read_bytes()
+
+    again = run(tmp_path, *command)
     assert again.returncode == 2
     assert "already holds a result.json" in again.stderr
-    assert json.loads((tmp_path / "s" / "0" / "result.json").read_text())["config"]["seed"] == 1
+
+    other = run(tmp_path, "-m", "seed=4,2,3", "output.dir=s", "output.resume=true")
+    assert other.returncode == 2
+    assert "holds the result of other settings" in other.stderr
+    assert statuses(sweep) == ["ok", "interrupted", "not started"]
+
+    resumed = run(tmp_path, *command, "output.resume=true")
+    assert resumed.returncode == 0, resumed.stderr
+    assert statuses(sweep) == ["ok", "ok", "ok"]
+    assert (sweep / "0" / "result.json").stat().st_mtime_ns == first
+    assert (sweep / "1" / "result.unfinished.json").read_bytes() == partial
 
 
-def test_a_mistake_of_the_user_in_one_job_is_one_line(tmp_path: Path) -> None:
-    behaviour = "from accel.errors import ConfigError"
-    behaviour += "\n    if seed == 2: raise ConfigError('no such frame')"
-    done = run(tmp_path, "-m", "seed=1,2", "output.dir=s", behaviour=behaviour)
-    assert done.returncode == 1
-    assert summary(tmp_path / "s")[1]["error"] == "no such frame"
-    assert (tmp_path / "s" / "1" / "error.txt").read_text() == "no such frame\n"
-    assert "Traceback" not in done.stdout + done.stderr
+def test_a_folder_holds_one_sweep_whatever_its_jobs_are_called(tmp_path: Path) -> None:
+    write_job(tmp_path / "s", 7, "accel=eager", error="no luck")
+    done = run(tmp_path, "-m", "seed=1,2", "output.dir=s")
+    assert done.returncode == 2
+    assert "already holds jobs of a sweep" in done.stderr
+    assert "output.resume=true" in done.stderr
 
 
-def test_ctrl_c_in_a_sweep_tells_which_jobs_ran(tmp_path: Path) -> None:
-    behaviour = "if seed == 2: status = 'interrupted'"
-    done = run(tmp_path, "-m", "seed=1,2,3", "output.dir=s", behaviour=behaviour)
-    assert done.returncode == 130
-    assert done.stderr == "Interrupted.\n"
-    assert [row["status"] for row in summary(tmp_path / "s")] == ["ok", "interrupted", "not started"]
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["seed=1", "output.dir=s"], "Repeat the sweep's command, with -m"),
+        (["-m", "seed=1,2"], "holds no sweep to go on with"),
+        (["-m", "seed=1,2", "output.dir=s"], "holds no sweep to go on with"),
+    ],
+)
+def test_resuming_where_there_is_nothing_to_resume_is_refused(
+    argv: list[str], message: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, *argv, "output.resume=true")
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
-def test_the_summary_compares_jobs_with_eager_and_with_job_0(tmp_path: Path) -> None:
+def test_each_job_is_compared_with_the_eager_job_of_its_seed(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "accel=graph,eager", "seed=1,2", "output.dir=s")
     assert done.returncode == 0, done.stderr
-    rows = summary(tmp_path / "s")
-    assert [(row["p50_ms"], row["cold_ms"], row["speed_up"]) for row in rows] == [
-        *[(2.0, 9.0, 2.0)] * 2,
-        *[(4.0, 9.0, 1.0)] * 2,
-    ]
-    assert [row["same_bits"] for row in rows] == [True, False, True, False]
+    rows = compared(tmp_path / "s")
+    assert [row["eager_job"] for row in rows] == [2, 3, 2, 3]
+    assert [row["figures"][0]["speed_up"] for row in rows] == [2.0, 2.0, 1.0, 1.0]
+    assert all(row["figures"][0]["equal"] for row in rows)
     assert "2.00 x" in done.stdout
+    assert {file.name for file in (tmp_path / "s").glob("comparison.*")} == {
+        f"comparison.{kind}" for kind in ("json", "csv", "md", "html")
+    }
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
@@ -215,11 +233,12 @@ def test_what_is_not_installed_is_said_with_the_remedy(tmp_path: Path) -> None:
 
 def test_sigterm_while_a_job_writes_ends_the_sweep(tmp_path: Path) -> None:
     behaviour = "from pipelines.output_folder import OutputFolder; import os, signal; "
-    behaviour += "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGTERM); "
+    behaviour += "sync = os.fsync; once = lambda _: setattr(os, 'fsync', sync) or "
+    behaviour += "os.kill(os.getpid(), signal.SIGTERM); os.fsync = once; "
     behaviour += "OutputFolder(folder, None).write({'actions.npy': b'new'})"
     done = run(tmp_path, "-m", "seed=1,2", "output.dir=s", behaviour=behaviour)
     assert done.returncode == 143
-    assert [row["status"] for row in summary(tmp_path / "s")] == ["no result", "not started"]
+    assert statuses(tmp_path / "s") == ["no result", "not started"]
     assert not (tmp_path / "s" / "1").exists()
 
 

@@ -1,0 +1,213 @@
+"""One transformer forward of each model at full size on one CUDA device: plain, captured, compiled, fused.
+
+    python docs/benchmarks/forwards.py OUT_FOLDER [--only WORK ...] [--without-compile]
+
+Synthetic bf16 weights, one process, batch 1. `eager` is the library's own module (for FLUX 3 Action our
+plain one) called as its pipeline calls it. `fused` hoists what steps share and runs the fused kernels;
+graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are timed in
+turn, forwards and backwards (A B B A), the wall clock of one call with the device idle before. Compiled
+arms come first and take turns with eager alone. Writes forwards.json and forwards.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from forwards_tables import markdown
+from forwards_works import WORKS, Work
+
+from accel.fusion.mounting import Mount, mount
+from accel.graphs.tree import distinct_tensors
+from accel.measure.activity import observe
+from accel.measure.profile import profile_call
+from accel.measure.traffic import fused_kernel_names
+from accel.region import region
+from accel.runner import Runner
+from stages.stage import Field, Stage, State
+from tasks.config import compose
+from tasks.environment import device_facts, software
+from tasks.kernel_categories import category_of
+
+ARMS = {"graph": "accel=graph", "fused": "accel=fused", "graph+fused": "accel=graph+fused"}
+WARM_UPS, CALLS, ROW = 5, 24, 10
+Call = Callable[[], Any]
+
+
+class Forward(Stage):
+    """One forward as a stage with one region."""
+
+    name: ClassVar[str] = "denoising"
+    reads: ClassVar[tuple[Field, ...]] = ()
+    writes: ClassVar[tuple[Field, ...]] = ()
+
+    def __init__(self, work: Work, fn: Callable[..., Any]) -> None:
+        self._work = work
+        self._fn = fn
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"transformer": self._work.transformer}
+
+    def mounts(self, allowed: frozenset[str]) -> Sequence[Mount]:
+        return mount(self._work.transformer, self._work.forwards, allowed=allowed)
+
+    def run(self, state: State) -> None:
+        raise NotImplementedError
+
+    @region
+    def forward(self, *inputs: Any) -> Any:
+        return self._fn(*inputs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(WORKS), choices=list(WORKS))
+    parser.add_argument("--without-compile", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda", 0)
+    report: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "software": software(),
+        "device": device_facts(str(device)),
+        "works": {},
+    }
+    for name in options.only:
+        with torch.inference_mode():
+            row = _measure(WORKS[name](device), device, compiled=not options.without_compile)
+        report["works"][name] = row
+        print(name, json.dumps({k: v for k, v in row.items() if k != "kernels"}), flush=True)
+        (options.out / "forwards.json").write_text(json.dumps(report, indent=1))
+        (options.out / "forwards.md").write_text(markdown(report))
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(markdown(report))
+
+
+def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, Any]:
+    expected = distinct_tensors(work.stock(*work.inputs))
+    row: dict[str, Any] = {"tokens": work.tokens, "compile_scope": work.compile_scope}
+    eager: Call = lambda: work.stock(*work.inputs)  # noqa: E731
+    if compiled:
+        row["compiled"] = _compiled(work, eager, expected)
+        for module in work.transformer.modules():
+            module._compiled_call_impl = None  # blocks compiled in place
+        torch._dynamo.reset()
+    arms: dict[str, Call] = {"eager": eager}
+    row["arms"] = {"eager": {}}
+    runners = {}
+    for name, policy in ARMS.items():
+        stage = Forward(work, work.stock if name == "graph" else work.ours)
+        inputs = work.inputs if name == "graph" else work.our_inputs
+        begin = time.perf_counter()
+        runners[name] = Runner(compose(policy).accel, device=device)
+        runners[name].bind(stage)
+        arms[name] = lambda stage=stage, inputs=inputs: stage.forward(*inputs)
+        value = distinct_tensors(arms[name]())
+        torch.cuda.synchronize()
+        row["arms"][name] = {"cold_s": time.perf_counter() - begin, "equal": _equal(value, expected)}
+        value = distinct_tensors(arms[name]())
+        row["arms"][name]["replay_equal"] = _equal(value, expected)
+    for name, walls in _in_turn(arms).items():
+        row["arms"][name]["ms"] = statistics.median(walls)
+        row["arms"][name]["p95_ms"] = sorted(walls)[int(0.95 * (len(walls) - 1))]
+        activity = profile_call(arms[name], device=device)
+        assert activity is not None
+        row["arms"][name] |= activity._asdict()
+    for name, runner in runners.items():
+        record = runner.record.stage("denoising")
+        row["arms"][name]["extra_mib"] = record.extra_bytes / 2**20
+        row["arms"][name]["record"] = record.to_dict()
+        row["arms"][name]["violations"] = runner.strict_violations()
+    for name in ("eager", "graph+fused"):
+        row["arms"][name]["sustained_ms"] = _sustained(arms[name])
+        row.setdefault("kernels", {})[name] = _by_category(arms[name], device)
+    for runner in runners.values():
+        runner.close()
+    return row
+
+
+def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> dict[str, Any]:
+    begin = time.perf_counter()
+    compiled = work.compile()
+    call: Call = lambda: compiled(*work.inputs)  # noqa: E731
+    value = distinct_tensors(call())
+    torch.cuda.synchronize()
+    cold = time.perf_counter() - begin
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    walls = _in_turn({"eager": eager, "compile": call, "compile + graph": graph.replay})
+    pairs = zip(value, expected, strict=True)
+    difference = max(float((ours.float() - theirs.float()).abs().max()) for ours, theirs in pairs)
+    return {
+        "cold_s": cold,
+        "equal": _equal(value, expected),
+        "max_difference": difference,
+        "relative_difference": difference / max(float(each.float().abs().max()) for each in expected),
+        "ms": {name: statistics.median(each) for name, each in walls.items()},
+    }
+
+
+def _in_turn(arms: dict[str, Call]) -> dict[str, list[float]]:
+    walls: dict[str, list[float]] = {name: [] for name in arms}
+    for call in arms.values():
+        for _ in range(WARM_UPS):
+            call()
+    for turn in range(CALLS):
+        for name in arms if turn % 2 == 0 else reversed(arms):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            arms[name]()
+            torch.cuda.synchronize()
+            walls[name].append((time.perf_counter() - begin) * 1e3)
+    return walls
+
+
+def _sustained(call: Call) -> float:
+    """ms of one call in a long row of them, when power has settled."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for number in range(3 * ROW):
+        if number == 2 * ROW:
+            begin.record()
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / ROW
+
+
+def _by_category(call: Call, device: torch.device) -> dict[str, float]:
+    """ms of kernel time of one call by kind of work, the mean of ten in a row: power limits the clocks."""
+    totals: dict[str, float] = {}
+    ours = fused_kernel_names()
+    for work in observe(lambda: [call() for _ in range(ROW)], device=device).work:
+        category = category_of(work.name, ours=ours)
+        totals[category] = totals.get(category, 0.0) + work.ms / ROW
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _equal(value: list[Tensor], expected: list[Tensor]) -> bool:
+    return len(value) == len(expected) and all(map(torch.equal, value, expected))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What became of each job of a sweep, read from the files in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from accel.errors import OutputError
+from tasks.job_record import CPU, JOB_FILE, JobRecord, read_record
+from tasks.result_file import RESULT_FILE, RunResult, read_result
+from tasks.sweep import ERROR_FILE, Job, read_report, report_file
+
+JobStatus = Literal["ok", "interrupted", "failed", "no result", "not started"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """status: `failed` jobs have an error; `no result` ones ended without a file, or were cut short."""
+
+    job: Job
+    status: JobStatus
+    error: str
+    record: JobRecord | None
+    result: RunResult | None
+
+
+def recorded_jobs(folder: Path) -> list[Job]:
+    """The jobs that a sweep really started, by number: for a sweeper that chooses them as it goes."""
+    found = [(read_record(file.parent), file.parent) for file in folder.rglob(JOB_FILE)]
+    jobs = [Job(record.overrides, place, record.number) for record, place in found if record is not None]
+    return sorted(jobs, key=lambda job: job.number)
+
+
+def outcome_of(job: Job) -> Outcome:
+    """Tasks other than `run` have a status and no result."""
+    record = read_record(job.folder)
+    result = _result(job.folder)
+    status, error = _status(job.folder, record.task if record else "run")
+    return Outcome(job=job, status=status, error=error, record=record, result=result)
+
+
+def _result(folder: Path) -> RunResult | None:
+    try:
+        return read_result(folder / RESULT_FILE)
+    except OutputError:
+        return None
+
+
+def _status(folder: Path, task: str) -> tuple[JobStatus, str]:
+    error_file = folder / ERROR_FILE
+    if error_file.exists():
+        return "failed", error_file.read_text(encoding="utf-8").partition("\n")[0]
+    report = read_report(folder, task)
+    if report is not None:
+        return ("interrupted" if report.status == "interrupted" else "ok"), ""
+    if not folder.exists():
+        return "not started", ""
+    return "no result", f"wrote no {report_file(task)} that can be read"
+
+
+def contending(record: JobRecord, others: Sequence[JobRecord]) -> tuple[int, ...]:
+    """Numbers of the jobs that slowed this one, perhaps: that ran at the same time on its device.
+
+    A job on the CPU shares it with all jobs of the machine. One that was killed left no end and counts as
+    running on.
+    """
+    return tuple(
+        other.number
+        for other in others
+        if other.number != record.number
+        and other.machine == record.machine
+        and record.device in (CPU, other.device)
+        and other.begin < _end(record)
+        and record.begin < _end(other)
+    )
+
+
+def _end(record: JobRecord) -> float:
+    return float("inf") if record.end is None else record.end

@@ -1,0 +1,1 @@
+"""The policy server: wire formats, protocols, scheduling. Start reading at `service.py`."""
