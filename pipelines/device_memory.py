@@ -28,7 +28,8 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated on the device; available RAM for the CPU."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return free
+        # PyTorch keeps memory that nothing uses any more, e.g. of an earlier pipeline of this process.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return _ram("MemAvailable", "SC_AVPHYS_PAGES")
 
 

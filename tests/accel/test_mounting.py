@@ -1,6 +1,8 @@
 """Mounting a forward on blocks: what it leaves behind, and what happens when blocks change later."""
 
+import gc
 import logging
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -58,6 +60,14 @@ def test_pipelines_that_share_a_model_share_its_mounts():
     second.unmount()
     assert "forward" not in vars(model[0])
     assert mount_on(model).report.mounted
+
+
+def test_a_mounted_model_is_freed_when_nobody_holds_it():
+    model = model_of(Block())
+    mounted, block = mount_on(model), weakref.ref(model[0])
+    del model, mounted
+    gc.collect()
+    assert block() is None
 
 
 def test_unmounting_leaves_no_trace():

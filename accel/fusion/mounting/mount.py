@@ -7,10 +7,10 @@ other words. That kernels give the bits of these words is for each site's gate t
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,18 +23,25 @@ from accel.fusion.mounting.refusal import Refusal, refusal_of
 from accel.record import MountReport, Reason
 
 _log = logging.getLogger("samebit")
+_MARK = "__samebit_mounted__"
 
 
 @dataclass
-class _Binding:
-    """A forward on a block, and how many mounts rely on it: pipelines may share a model."""
+class _Mounted:
+    """What is known of a forward that was bound: of which block, and how many mounts rely on it.
 
+    It hangs on the bound function, so that it goes with the block. Pipelines may share a model.
+    """
+
+    block: weakref.ref[nn.Module]
     fused: BlockForward
-    method: MethodType
     users: int = 0
 
 
-_bindings: WeakKeyDictionary[nn.Module, _Binding] = WeakKeyDictionary()
+def _bind(block: nn.Module, fused: BlockForward) -> None:
+    function = bound_forward(block, fused)
+    vars(function)[_MARK] = _Mounted(weakref.ref(block), fused)
+    vars(block)["forward"] = MethodType(function, block)
 
 
 class Mount:
@@ -44,7 +51,7 @@ class Mount:
         self.report = report
         self._blocks = list(blocks)
         for block in self._blocks:
-            _bindings[block].users += 1
+            _mounted_on(block).users += 1
 
     def unmount(self) -> None:
         """Give every block its stock forward back, unless another mount of it needs the new one.
@@ -52,15 +59,11 @@ class Mount:
         Again, or where nothing was mounted: no change.
         Raises: SamebitError if something replaced a forward since; nothing is changed then.
         """
+        for mounted in list(map(_mounted_on, self._blocks)):
+            mounted.users -= 1
         for block in self._blocks:
-            if not _is_bound(block):
-                raise SamebitError(
-                    f"{self.report.block}.forward was replaced after mounting; remove that hook, then unmount"
-                )
-        for block in self._blocks:
-            _bindings[block].users -= 1
-            if not _bindings[block].users:
-                del vars(block)["forward"], _bindings[block]
+            if not _mounted_on(block).users:
+                del vars(block)["forward"]
         self._blocks.clear()
 
 
@@ -84,18 +87,23 @@ def _mount(model: nn.Module, fused: BlockForward, allowed: frozenset[str]) -> Mo
             _log.warning("%s keeps its stock forward (%s): %s", fused.name, *refusal)
             return _refused(blocks, fused, refusal)
         for block in blocks.values():
-            method = MethodType(bound_forward(block, fused), block)
-            _bindings[block] = _Binding(fused, method)
-            vars(block)["forward"] = method
+            _bind(block, fused)
     return Mount(MountReport(fused.name, len(blocks), mounted=True), list(blocks.values()))
 
 
-def _is_bound(block: nn.Module, fused: BlockForward | None = None) -> bool:
-    """Whether the block still has the forward that was mounted, and, if given, that one."""
-    binding = _bindings.get(block)
-    if binding is None or vars(block).get("forward") is not binding.method:
-        return False
-    return fused is None or binding.fused == fused
+def _is_bound(block: nn.Module, fused: BlockForward) -> bool:
+    """Whether the block has this forward, and is no copy of the block that it was mounted on."""
+    mounted = getattr(vars(block).get("forward"), _MARK, None)
+    return isinstance(mounted, _Mounted) and mounted.block() is block and mounted.fused == fused
+
+
+def _mounted_on(block: nn.Module) -> _Mounted:
+    """Raises: SamebitError if something replaced the forward after mounting."""
+    mounted = getattr(vars(block).get("forward"), _MARK, None)
+    if not isinstance(mounted, _Mounted):
+        name = type(block).__name__
+        raise SamebitError(f"{name}.forward was replaced after mounting; remove that hook, then unmount")
+    return mounted
 
 
 def _refused(blocks: Mapping[str, nn.Module], fused: BlockForward, refusal: Refusal) -> Mount:
