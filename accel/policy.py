@@ -167,12 +167,17 @@ class AccelPolicy:
         )
 
     def check(
-        self, *, stages: Sequence[str], sites: Sequence[str], savings: Sequence[str] = SAVING_NAMES
+        self,
+        *,
+        stages: Sequence[str],
+        sites: Sequence[str],
+        savings: Sequence[str] = SAVING_NAMES,
+        loops: Sequence[str] | None = None,
     ) -> None:
         """Refuse names that no stage or fusion site of this pipeline carries, and what excludes each other.
 
         stages: those with regions; a policy has no effect on others. savings: those that this pipeline has;
-        no other one may be on.
+        no other one may be on. loops: stages that run a loop; by default all of them.
         Raises: ConfigError naming the key, and the nearest known name.
         """
         names = (*sites, *SAVING_NAMES)
@@ -180,6 +185,11 @@ class AccelPolicy:
             if stage not in stages:
                 raise ConfigError(
                     f"accel.stages: '{stage}' is no stage with regions{suggestion(stage, sorted(stages))}"
+                )
+            if loops is not None and stage not in loops and own.loop not in (None, "auto"):
+                raise ConfigError(
+                    f"accel.stages.{stage}.loop={own.loop} has no effect: '{stage}' runs no loop. "
+                    f"Stages that do: {', '.join(loops)}."
                 )
             for site in own.fused:
                 require_known(f"accel.stages.{stage}.fused", site, names)

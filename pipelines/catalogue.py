@@ -14,6 +14,7 @@ from pipelines.ltx2.settings import Ltx2Settings
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """settings: type of the `model` node. stages: those with regions, which `accel.stages` may name.
+    loops: those of them that run a loop.
     sites: fusion sites of its code. savings: those it can take. observes: takes an `observation`.
     loader: module whose `load` makes the pipeline.
     """
@@ -21,6 +22,7 @@ class Model:
     settings: type[Any]
     stages: tuple[str, ...]
     loader: str
+    loops: tuple[str, ...] = ("denoising",)
     sites: tuple[str, ...] = SITE_NAMES
     savings: tuple[str, ...] = ()
     observes: bool = False
@@ -56,6 +58,7 @@ MODELS = {
             "vocoder",
         ),
         loader="pipelines.ltx2.pipeline",
+        loops=("denoising", "refinement"),
         savings=("skip_ineffective_stg",),
     ),
 }

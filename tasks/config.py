@@ -113,7 +113,7 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     """
     config = convert(dict(tree), RunConfig, source=source)
     name, model = config.model.name, MODELS[config.model.name]
-    config.accel.check(stages=model.stages, sites=model.sites, savings=model.savings)
+    config.accel.check(stages=model.stages, sites=model.sites, savings=model.savings, loops=model.loops)
     config.weights.check()
     if config.accel.auto_seconds is not None and config.task.name not in AUTO_TASKS:
         raise ConfigError(

@@ -145,6 +145,7 @@ def test_c27_the_same_slips_in_a_file_of_the_user(text: str, words: str, tmp_pat
         ("++hydra.callbacks.mine._target_=os.system", "not allowed"),
         ("--confg", "--confg"),
         ("accel=missing.yaml", "accel=missing.yaml: no such file"),
+        ("accel.stages.vae.loop=whole", "'vae' runs no loop. Stages that do: denoising."),
         (
             "accel.stages.action_decoding.enable_cuda_graph=false",
             "'action_decoding' is no stage with regions",
