@@ -1,4 +1,4 @@
-"""Golden tensors of FLUX 3 Action, read once per session."""
+"""Golden tensors of FLUX 3 Action, read once per session; and how workers share the machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from accel.policy import AccelPolicy
 
+
 GOLDEN = Path(__file__).parent / "golden" / "flux3"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers that run side by side take one core each."""
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
