@@ -15,7 +15,6 @@ from torch import Tensor
 
 from accel.policy import AccelPolicy
 
-
 GOLDEN = Path(__file__).parent / "golden" / "flux3"
 
 
