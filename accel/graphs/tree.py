@@ -158,6 +158,8 @@ class _Contents(NamedTuple):
 def _contents(value: Any) -> _Contents | None:
     """What a container holds; `None` for leaves."""
     kind = type(value)
+    if kind is dict:
+        return _Contents(_sorted_items(value), [])
     if isinstance(value, dict):
         return _Contents(_sorted_items(value), sorted(getattr(value, "__dict__", {}).items()))
     if isinstance(value, list) or kind is tuple or _rebuilds_from_iterable(kind):
@@ -244,10 +246,11 @@ class _Flattening:
         return tuple(keys)
 
     def _tensor(self, tensor: Tensor) -> TensorKey:
-        device = tensor.device
+        device, dtype = tensor.device, tensor.dtype
         if device != self._device:
             raise UnsupportedValueError(f"tensor on {device}, expected {self._device}")
-        if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        lazy = tensor.is_neg() or (dtype.is_complex and tensor.is_conj())
+        if lazy or tensor.layout is not _STRIDED or tensor.is_quantized:
             raise UnsupportedValueError("tensor is sparse, quantised or a lazy view; pass a plain one")
         if not tensor.is_contiguous() and _overlaps(tensor):
             raise UnsupportedValueError("tensor overlaps itself; pass a contiguous copy")
@@ -259,7 +262,7 @@ class _Flattening:
         stride = () if elements == 1 else tensor.stride()
         offset = 0 if elements <= 1 else tensor.data_ptr() % self._alignment
         # As `TensorKey(...)`, without the call that unpacks and packs the fields.
-        return tuple.__new__(TensorKey, (alias, tensor.dtype, device, tensor.shape, stride, offset))
+        return tuple.__new__(TensorKey, (alias, dtype, device, tensor.shape, stride, offset))
 
 
 def _overlaps(tensor: Tensor) -> bool:
