@@ -51,6 +51,21 @@ class PipelineDescription:
     dtype: str
     outputs_mean_nothing: bool
 
+    @classmethod
+    def of(
+        cls, model: str, placement: Placement, *, weights: str, outputs_mean_nothing: bool
+    ) -> PipelineDescription:
+        """What a model that was built at `placement` is."""
+        return cls(
+            model=model,
+            size=placement.size,
+            size_reason=placement.size_reason,
+            weights=weights,
+            device=str(placement.device),
+            dtype=str(placement.dtype).removeprefix("torch."),
+            outputs_mean_nothing=outputs_mean_nothing,
+        )
+
 
 def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make a CUDA device the current one, which Triton kernels need; nothing to do for a CPU."""

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from accel.measure.profile import busy_time
-from accel.measure.timing import synchronize
+from accel.measure.profile import busy_time, cuda_events, ran_on_device
 
 
 class Span(NamedTuple):
@@ -69,15 +67,11 @@ def device_activity(spans: Sequence[Span]) -> Activity:
 
 
 def _device_activity(fn: Callable[[], Any], device: torch.device) -> Activity:
-    synchronize(device)
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profile:
-        fn()
-        synchronize(device)
     return device_activity(
         [
             Span(event.name, event.time_range.start, event.time_range.end)
-            for event in profile.events() or ()
-            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+            for event in cuda_events(fn, device=device)
+            if ran_on_device(event)
         ]
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,18 +37,24 @@ def profile_call(fn: Callable[[], Any], *, device: torch.device) -> DeviceActivi
     """Run `fn` once under the profiler; `None` where there is no CUDA, `fn` is then not called."""
     if device.type != "cuda":
         return None
+    events = cuda_events(fn, device=device)
+    spans = [(event.time_range.start, event.time_range.end) for event in events if ran_on_device(event)]
+    host_launches = count_host_launches(event.name for event in events)
+    return DeviceActivity(len(spans), busy_time(spans) / 1e3, host_launches)
+
+
+def cuda_events(fn: Callable[[], Any], *, device: torch.device) -> Sequence[Any]:
+    """The profiler's events of one call on a CUDA device, those of the host's launches included."""
     synchronize(device)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profile:
         fn()
         synchronize(device)
-    events = profile.events() or ()
-    spans = [
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
-    host_launches = count_host_launches(event.name for event in events)
-    return DeviceActivity(len(spans), busy_time(spans) / 1e3, host_launches)
+    return profile.events() or ()
+
+
+def ran_on_device(event: Any) -> bool:
+    """Whether it is a kernel, copy or fill on the GPU."""
+    return event.device_type == DeviceType.CUDA and not event.is_user_annotation
 
 
 def count_host_launches(names: Iterable[str]) -> int:

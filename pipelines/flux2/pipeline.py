@@ -79,13 +79,10 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
         self.config = components.config
         device, dtype = placement.device, placement.dtype
         super().__init__(
-            description=PipelineDescription(
-                model=model,
-                size=placement.size,
-                size_reason=placement.size_reason,
+            description=PipelineDescription.of(
+                model,
+                placement,
                 weights=components.description,
-                device=str(device),
-                dtype=str(dtype).removeprefix("torch."),
                 outputs_mean_nothing=outputs_mean_nothing,
             ),
             device=device,

@@ -85,13 +85,10 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
         components.vae.prepare((1, *self.config.canvas_hw))
         tables = StaticTables(self.config, transformer, device=device)
         super().__init__(
-            description=PipelineDescription(
-                model="flux3_action",
-                size=placement.size,
-                size_reason=placement.size_reason,
+            description=PipelineDescription.of(
+                "flux3_action",
+                placement,
                 weights=components.description,
-                device=str(device),
-                dtype=str(dtype).removeprefix("torch."),
                 outputs_mean_nothing=outputs_mean_nothing,
             ),
             device=device,

@@ -114,13 +114,10 @@ class Ltx2Pipeline(Pipeline[VideoRequest, VideoResult]):
         vae, audio_vae, transformer = components.vae, components.audio_vae, components.transformer
         denoising = DenoisingByPass if attention_breaks else Denoising
         super().__init__(
-            description=PipelineDescription(
-                model="ltx2",
-                size=placement.size,
-                size_reason=placement.size_reason,
+            description=PipelineDescription.of(
+                "ltx2",
+                placement,
                 weights=components.description,
-                device=str(device),
-                dtype=str(dtype).removeprefix("torch."),
                 outputs_mean_nothing=outputs_mean_nothing,
             ),
             device=device,

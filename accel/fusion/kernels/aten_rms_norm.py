@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from accel.fusion.kernels.rounding import MIN_EPS
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _VECTOR = 4
 # `tl.rsqrt` flushes smaller numbers to zero, ATen's does not.
-_MIN_EPS = 2.0**-126
 
 
 @triton.jit
@@ -69,4 +70,4 @@ def refuse_norm(
             return f"{name}: strides {tensor.stride()}"
         if tensor.data_ptr() % (_VECTOR * tensor.element_size()):
             return f"{name}: not aligned to {_VECTOR} elements"
-    return f"eps {eps}: below the smallest normal number" if eps < _MIN_EPS else ""
+    return f"eps {eps}: below the smallest normal number" if eps < MIN_EPS else ""

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from accel.fusion.kernels.aten_group_norm import MIN_SIZE, group_statistics
 from accel.fusion.kernels.aten_rms_norm import multiply_add
-from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.kernels.rounding import MIN_EPS, round_to, store_as, widen
 from accel.fusion.site import Kernel
 
 _BLOCK = 2048
-_MIN_EPS = 2.0**-126
 _MAX_GROUP = 2**30  # elements, so that int32 counts them
 
 
@@ -87,7 +86,7 @@ def _refuses(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor.shape != (channels,) or not tensor.is_contiguous():
             return f"{name}: shape {tuple(tensor.shape)}, strides {tensor.stride()}"
-    return "" if eps >= _MIN_EPS else f"eps {eps}: `tl.rsqrt` flushes subnormal numbers"
+    return "" if eps >= MIN_EPS else f"eps {eps}: `tl.rsqrt` flushes subnormal numbers"
 
 
 def _shorten(

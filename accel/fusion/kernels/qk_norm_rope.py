@@ -15,12 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from accel.fusion.kernels.layout import row_strides
-from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.kernels.rounding import MIN_EPS, round_to, store_as, widen
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
 _HEAD_DIM = 128
-_MIN_EPS = 2.0**-126
 _GROUP = 8  # heads a program handles
 
 
@@ -130,7 +129,7 @@ def _refuses(q: Tensor, k: Tensor, q_scale: Tensor, k_scale: Tensor, cos_sin: Te
         return f"cos_sin: {cos_sin.dtype}, not fp32"
     if cos_sin.dim() != 3 or cos_sin.stride(2) != 1 or cos_sin.shape[1:] != (q.shape[1], _HEAD_DIM):
         return f"cos_sin: shape {tuple(cos_sin.shape)}, strides {cos_sin.stride()}"
-    if eps < _MIN_EPS:
+    if eps < MIN_EPS:
         return f"eps {eps}: `tl.rsqrt` flushes subnormal numbers"
     return "" if cos_sin.shape[0] in (1, q.shape[0]) else f"cos_sin: batch of {cos_sin.shape[0]}"
 

@@ -10,6 +10,9 @@ there both directions work on bits.
 import triton
 import triton.language as tl
 
+# Below it `tl.rsqrt` flushes numbers to zero, which ATen's does not.
+MIN_EPS = 2.0**-126
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 

@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 
 from accel.fusion.kernels.aten_rms_norm import fold_lanes, multiply_add
+from accel.fusion.kernels.rounding import MIN_EPS
 from accel.fusion.kernels.rows import TILE
 
 _THREADS = tl.constexpr(128)
 _LANES = tl.constexpr(32)
 
 # The least normal fp32 number: `tl.rsqrt` flushes smaller ones to zero, ATen does not.
-_MIN_EPS = 2.0**-126
 _MIN_REDUCED_ROWS = 16
 _MIN_RMS_WIDTH, _MAX_RMS_WIDTH = 128, 8160
 _MAX_LAYER_NORM_WIDTH = 8192
@@ -135,4 +135,4 @@ def refuse_mean(rows: int, width: int, eps: float) -> str:
 
 
 def _refuse_eps(eps: float) -> str:
-    return f"eps: {eps} is below the normal fp32 numbers" if eps < _MIN_EPS else ""
+    return f"eps: {eps} is below the normal fp32 numbers" if eps < MIN_EPS else ""
