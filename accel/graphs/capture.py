@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,13 +70,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Entry:
-    """A graph, the buffers it reads and the value it writes. draws: whether it uses random numbers."""
+    """A graph, the buffers it reads and the value it writes.
+
+    draws: whether it uses random numbers. weights: memory kept for the graph to read, so that a launch is
+    harmless even when the weights have moved since.
+    """
 
     inputs: StaticInputs
     graph: CapturedGraph
     results: Results
     draws: bool
     stats: EntryStats
+    weights: Sequence[torch.UntypedStorage] = ()
 
 
 def capture(

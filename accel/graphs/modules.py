@@ -38,23 +38,11 @@ class ModuleWatch:
         self._roots: list[nn.Module] = []
         self._scan(modules())
 
-    def in_place(self) -> bool:
-        """Whether the weights lie where graphs read them.
-
-        They are held here, so that memory which has not moved is alive.
-        """
-        if _ADDRESSES_EQUAL is None:
-            return self._current_addresses() == self._addresses
-        return bool(_ADDRESSES_EQUAL(self._weights, self._addresses, self._every_weight))
-
-    def refusal(self, *, in_place: bool = False) -> Outcome | None:
-        """Notice changes; then say why no graph may run now, if so.
-
-        in_place: the weights were just found in place.
-        """
+    def refusal(self) -> Outcome | None:
+        """Notice changes; then say why no graph may run now, if so."""
         roots = self._modules()
         hooked_or_filled = any(self._expected_empty)
-        if self._changed(list(roots.values()), hooked_or_filled) or not (in_place or self.in_place()):
+        if self._changed(list(roots.values()), hooked_or_filled) or not self._in_place():
             self.epoch += 1
             self._scan(roots)
         if self._misplaced is not None:
@@ -69,6 +57,16 @@ class ModuleWatch:
 
     def is_weight(self, tensor: Tensor) -> bool:
         return id(tensor) in self._weight_ids
+
+    def memory(self) -> list[torch.UntypedStorage]:
+        """Where the weights lie. Whoever keeps this keeps the memory, wherever the weights move."""
+        return [weight.untyped_storage() for weight in self._weights]
+
+    def _in_place(self) -> bool:
+        """Whether the weights lie where they were at the last scan."""
+        if _ADDRESSES_EQUAL is None:
+            return self._current_addresses() == self._addresses
+        return bool(_ADDRESSES_EQUAL(self._weights, self._addresses, self._every_weight))
 
     def _scan(self, roots: Mapping[str, nn.Module]) -> None:
         self._roots = list(roots.values())

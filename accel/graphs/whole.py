@@ -197,15 +197,15 @@ class WholeGraph:
     ) -> _Replayed | None:
         """Let the device work while the host looks at the modules; `None` where that gave no valid result.
 
-        The graph reads memory that is alive, for the weights are in place, and writes its own. The caller's
-        tensors are untouched, so that the call can still be served in another way.
+        The graph reads memory that it keeps alive and writes its own. The caller's tensors are untouched,
+        so that the call can still be served in another way.
         """
         entry = self._cache.peek(signature) if self._launch_first else None
-        if entry is None or not self._watch.in_place():
+        if entry is None:
             return None
         rng = self._backend.rng_state() if entry.draws else None
         value = self._replay(entry, tensors, tokens)
-        refusal = self._refusal(in_place=True)
+        refusal = self._refusal()
         if refusal is None and self._state == self._current_state():
             self._cache.get(signature)  # which counts
             return _Replayed(value)
@@ -219,12 +219,12 @@ class WholeGraph:
         if refusal is not None and refusal.reason is not None:
             raise RunEagerError(refusal.reason, refusal.detail)
 
-    def _refusal(self, *, in_place: bool = False) -> Outcome | None:
-        """Why no graph may serve a call now. in_place: see `ModuleWatch.refusal`."""
+    def _refusal(self) -> Outcome | None:
+        """Why no graph may serve a call now."""
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             return Outcome(Kind.EAGER, Reason.MULTI_GPU, f"world size {distributed.get_world_size()}")
-        return self._watch.refusal(in_place=in_place)
+        return self._watch.refusal()
 
     def _drop_outdated(self) -> None:
         """After a change of weights or gates, graphs read old memory or hold kernels now switched off."""
@@ -282,6 +282,7 @@ class WholeGraph:
         """Capture and keep a graph, in the place of another if need be."""
         self._maker.destroy(self._cache.make_room())
         entry = self._maker.make(signature, call, new_pool=not len(self._cache))
+        entry = dataclasses.replace(entry, weights=self._watch.memory())
         self._drop_outdated()  # warm-up may have moved a gate; the new graph was made after that
         self._cache.add(signature, entry)
         return entry

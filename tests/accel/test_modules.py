@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,18 @@ def test_tied_weights_are_weights_once() -> None:
     watch = ModuleWatch(lambda: {"net": root}, CPU)
     assert watch.is_weight(root[0].linear.weight)
     assert not watch.is_weight(torch.ones(2, 2))
+
+
+def test_memory_of_weights_can_be_kept_while_they_move() -> None:
+    root, array = net(), np.zeros((2, 2), np.float32)
+    inner(root).linear.weight.data, alive = torch.from_numpy(array), weakref.ref(array)
+    del array
+    watch = ModuleWatch(lambda: {"net": root}, CPU)
+    kept = watch.memory()
+    inner(root).linear.weight.data = torch.ones(2, 2)
+    assert alive() is not None
+    kept.clear()
+    assert alive() is None
 
 
 def test_hooks_training_and_grad_are_named() -> None:

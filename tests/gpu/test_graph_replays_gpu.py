@@ -35,6 +35,24 @@ def test_destroying_one_graph_leaves_the_others_right() -> None:
     assert second.last.kind is Kind.REPLAYED
 
 
+def test_weights_that_left_the_device_memory_break_nothing() -> None:
+    """A launch comes before the look at the weights: it must find memory, and the value comes from eager."""
+    module = nn.Linear(4096, 4096).requires_grad_(False).eval()
+    run = Harness(lambda x: module(x), modules=lambda: {"net": module})
+    x = torch.randn(8, 4096)
+    run(x)
+    for _ in range(3):
+        before = torch.cuda.memory_allocated()
+        module.weight.data = torch.randn_like(module.weight)
+        torch.cuda.empty_cache()
+        allocator_noise()
+        assert torch.equal(run(x), module(x))
+        assert run.last.kind is Kind.CAPTURED
+        assert torch.cuda.memory_allocated() == before
+    assert torch.equal(run(x), module(x))
+    assert run.last.kind is Kind.REPLAYED
+
+
 def test_replays_on_another_stream_wait_for_the_previous_one() -> None:
     def f(x: Tensor) -> Tensor:
         for _ in range(20):
