@@ -27,6 +27,7 @@ from pipelines.flux3_action.text_encoder import CaptionEncoder
 from pipelines.flux3_action.tokenizer import MAX_TOKENS, CaptionTokenizer
 from pipelines.flux3_action.transformer import TEXT, ActionTransformer
 from pipelines.flux3_action.video_vae import VideoEncoder
+from pipelines.host_threads import one_host_thread
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 
@@ -167,12 +168,13 @@ class Vae(Stage):
 
     def run(self, state: State) -> None:
         request: ActionRequest = state["request"]
-        canvas = compose_canvas(request.observation.images, self._config)
+        with one_host_thread():
+            canvas = compose_canvas(request.observation.images, self._config)
+            # The cast happens on the CPU: the bf16 pixels do not depend on the device.
+            pixels = canvas.to(self._dtype)[None, :, None]
         state["canvas"] = canvas
         self._vae.prepare((1, *canvas.shape[1:]))
-        # The cast happens on the CPU: the bf16 pixels do not depend on the device.
-        pixels = canvas.to(self._dtype)[None, :, None].to(self._device)
-        state["latent_tokens"] = self.encode(pixels)
+        state["latent_tokens"] = self.encode(pixels.to(self._device))
 
     @region
     def encode(self, pixels: Tensor) -> Tensor:
