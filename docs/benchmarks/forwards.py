@@ -5,8 +5,9 @@
 Synthetic bf16 weights, one process, batch 1. `eager` is the library's own module (for FLUX 3 Action our
 plain one) called as its pipeline calls it. `fused` hoists what steps share and runs the fused kernels;
 graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are timed in
-turn, forwards and backwards (A B B A), the wall clock of one call with the device idle before. Compiled
-arms come first and take turns with eager alone. Writes forwards.json and forwards.md.
+turn, forwards and backwards (A B B A), the wall clock of one call with the device idle before; what is
+compiled but not captured comes first and takes turns with eager alone. `matmul + attention` are the
+products of the fused forward as a graph of their own. Writes forwards.json and forwards.md.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from forwards_floor import products_alone
 from forwards_tables import markdown
 from forwards_works import WORKS, Work
 
@@ -99,15 +101,11 @@ def main() -> None:
 
 def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, Any]:
     expected = distinct_tensors(work.stock(*work.inputs))
-    row: dict[str, Any] = {"tokens": work.tokens, "compile_scope": work.compile_scope}
-    eager: Call = lambda: work.stock(*work.inputs)  # noqa: E731
+    row: dict[str, Any] = {"tokens": work.tokens, "compile_scope": work.compile_scope, "arms": {"eager": {}}}
+    arms: dict[str, Call] = {"eager": lambda: work.stock(*work.inputs)}
     if compiled:
-        row["compiled"] = _compiled(work, eager, expected)
-        for module in work.transformer.modules():
-            module._compiled_call_impl = None  # blocks compiled in place
-        torch._dynamo.reset()
-    arms: dict[str, Call] = {"eager": eager}
-    row["arms"] = {"eager": {}}
+        row["compiled"], arms["compile + graph"] = _compiled(work, arms["eager"], expected)
+        row["arms"]["compile + graph"] = {}
     runners = {}
     for name, policy in ARMS.items():
         stage = Forward(work, work.stock if name == "graph" else work.ours)
@@ -121,32 +119,55 @@ def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, A
         row["arms"][name] = {"cold_s": time.perf_counter() - begin, "equal": _equal(value, expected)}
         value = distinct_tensors(arms[name]())
         row["arms"][name]["replay_equal"] = _equal(value, expected)
+    floor = products_alone(lambda: work.ours(*work.our_inputs), work.transformer)
+    arms["matmul + attention"] = _captured(floor)
+    row["arms"]["matmul + attention"] = {}
     for name, walls in _in_turn(arms).items():
         row["arms"][name]["ms"] = statistics.median(walls)
         row["arms"][name]["p95_ms"] = sorted(walls)[int(0.95 * (len(walls) - 1))]
+        row["arms"][name]["sustained_ms"] = _sustained(arms[name])
+    for name, runner in runners.items():
         activity = profile_call(arms[name], device=device)
         assert activity is not None
-        row["arms"][name] |= activity._asdict()
-    for name, runner in runners.items():
         record = runner.record.stage("denoising")
-        row["arms"][name]["extra_mib"] = record.extra_bytes / 2**20
-        row["arms"][name]["record"] = record.to_dict()
-        row["arms"][name]["violations"] = runner.strict_violations()
-    for name in ("eager", "graph+fused"):
-        row["arms"][name]["sustained_ms"] = _sustained(arms[name])
-        row.setdefault("kernels", {})[name] = _by_category(arms[name], device)
+        row["arms"][name] |= activity._asdict() | {
+            "extra_mib": record.extra_bytes / 2**20,
+            "record": record.to_dict(),
+            "violations": runner.strict_violations(),
+        }
+    row["kernels"] = {name: _by_category(arms[name], device) for name in ("eager", "graph+fused")}
     for runner in runners.values():
         runner.close()
+    torch._dynamo.reset()
     return row
 
 
-def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> dict[str, Any]:
+def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> tuple[dict[str, Any], Call]:
+    """The compiled forward beside eager, and as a graph that stays when its blocks are plain again."""
     begin = time.perf_counter()
     compiled = work.compile()
     call: Call = lambda: compiled(*work.inputs)  # noqa: E731
     value = distinct_tensors(call())
     torch.cuda.synchronize()
     cold = time.perf_counter() - begin
+    graph = _captured(call)
+    walls = _in_turn({"eager": eager, "compile": call})
+    for module in work.transformer.modules():
+        module._compiled_call_impl = None  # blocks compiled in place
+    pairs = zip(value, expected, strict=True)
+    difference = max(float((ours.float() - theirs.float()).abs().max()) for ours, theirs in pairs)
+    row = {
+        "cold_s": cold,
+        "equal": _equal(value, expected),
+        "max_difference": difference,
+        "relative_difference": difference / max(float(each.float().abs().max()) for each in expected),
+        "ms": {name: statistics.median(each) for name, each in walls.items()},
+    }
+    return row, graph
+
+
+def _captured(call: Call) -> Call:
+    """A graph of the call written by hand."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -156,16 +177,7 @@ def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> dict[str, Any]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    walls = _in_turn({"eager": eager, "compile": call, "compile + graph": graph.replay})
-    pairs = zip(value, expected, strict=True)
-    difference = max(float((ours.float() - theirs.float()).abs().max()) for ours, theirs in pairs)
-    return {
-        "cold_s": cold,
-        "equal": _equal(value, expected),
-        "max_difference": difference,
-        "relative_difference": difference / max(float(each.float().abs().max()) for each in expected),
-        "ms": {name: statistics.median(each) for name, each in walls.items()},
-    }
+    return graph.replay
 
 
 def _in_turn(arms: dict[str, Call]) -> dict[str, list[float]]:
@@ -196,12 +208,12 @@ def _sustained(call: Call) -> float:
 
 
 def _by_category(call: Call, device: torch.device) -> dict[str, float]:
-    """ms of kernel time of one call by kind of work, the mean of ten in a row: power limits the clocks."""
+    """ms of kernel time of one call by kind of work."""
     totals: dict[str, float] = {}
     ours = fused_kernel_names()
-    for work in observe(lambda: [call() for _ in range(ROW)], device=device).work:
+    for work in observe(call, device=device).work:
         category = category_of(work.name, ours=ours)
-        totals[category] = totals.get(category, 0.0) + work.ms / ROW
+        totals[category] = totals.get(category, 0.0) + work.ms
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
