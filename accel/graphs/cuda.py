@@ -32,6 +32,23 @@ class _Lane:
         self.last: torch.cuda.Stream | None = None
 
 
+class _Exclusive:
+    """See `GraphBackend.exclusive`. A class, for every call goes through it before its launch."""
+
+    def __init__(self, lane: _Lane) -> None:
+        self._lane = lane
+
+    def __enter__(self) -> bool:
+        lane = self._lane
+        lane.lock.acquire()
+        self._nested, lane.busy = lane.busy, True
+        return not self._nested
+
+    def __exit__(self, *_: object) -> None:
+        self._lane.busy = self._nested
+        self._lane.lock.release()
+
+
 @functools.cache
 def _lane(index: int) -> _Lane:
     return _Lane(index)
@@ -80,15 +97,8 @@ class CudaBackend:
         self._open: tuple[torch.cuda.CUDAGraph, Any] | None = None
         _settle_attention_priority(self.device)
 
-    @contextmanager
-    def exclusive(self) -> Iterator[bool]:
-        lane = self._lane
-        with lane.lock:
-            nested, lane.busy = lane.busy, True
-            try:
-                yield not nested
-            finally:
-                lane.busy = nested
+    def exclusive(self) -> _Exclusive:
+        return _Exclusive(self._lane)
 
     @contextmanager
     def warm_stream(self) -> Iterator[None]:
@@ -142,8 +152,11 @@ class CudaBackend:
         return None if device is None else torch.device(device).type == "cpu"
 
     def join_previous(self) -> None:
-        current, last = torch.cuda.current_stream(self.device), self._lane.last
-        if last is not None and current != last:
+        last = self._lane.last
+        if last is not None and last.cuda_stream == torch._C._cuda_getCurrentRawStream(self._lane.index):
+            return  # told by the raw handles: objects for streams are slow to make
+        current = torch.cuda.current_stream(self.device)
+        if last is not None:
             current.wait_stream(last)
         self._lane.last = current
 

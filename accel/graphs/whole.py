@@ -86,6 +86,7 @@ class WholeGraph:
         # Not where a replay overwrites what callers hold: they may hand it in again.
         self._launch_first = outputs == "clone"
         self._state = self._current_state()
+        self._environment = Environment.current(backend.device.type)
 
     def __len__(self) -> int:
         """Live graphs."""
@@ -179,10 +180,11 @@ class WholeGraph:
             arguments, tensors = sealed_arguments(sealed), distinct_tensors(values)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise RunEagerError(Reason.GRAD_ENABLED, "an argument requires grad")
-        signature = Signature(arguments, Environment.current(self._backend.device.type), self._fused)
-        early = self._replay_then_check(signature, tensors, tokens)
+        early = self._replay_then_check(arguments, tensors, tokens)
         if early is not None:
             return early.value, Outcome(Kind.REPLAYED)
+        self._environment = Environment.current(self._backend.device.type)
+        signature = Signature(arguments, self._environment, self._fused)
         self._require_legal()
         entry = self._cache.get(signature)
         if entry is not None:
@@ -193,20 +195,22 @@ class WholeGraph:
         return self._replay(entry, call.tensors, tokens), Outcome(Kind.CAPTURED)
 
     def _replay_then_check(
-        self, signature: Signature, tensors: list[Tensor], tokens: Tokens | None
+        self, arguments: Key, tensors: list[Tensor], tokens: Tokens | None
     ) -> _Replayed | None:
-        """Let the device work while the host looks at the modules; `None` where that gave no valid result.
+        """Let the device work while the host looks at the rest; `None` where that gave no valid result.
 
-        The graph reads memory that it keeps alive and writes its own. The caller's tensors are untouched,
-        so that the call can still be served in another way.
+        Switches of the process and modules are taken to be as at the last call. The graph reads memory that
+        it keeps alive and writes its own. The caller's tensors are untouched, so that the call can still be
+        served in another way.
         """
+        signature = Signature(arguments, self._environment, self._fused)
         entry = self._cache.peek(signature) if self._launch_first else None
         if entry is None:
             return None
         rng = self._backend.rng_state() if entry.draws else None
         value = self._replay(entry, tensors, tokens)
-        refusal = self._refusal()
-        if refusal is None and self._state == self._current_state():
+        same_environment = self._environment == Environment.current(self._backend.device.type)
+        if same_environment and self._refusal() is None and self._state == self._current_state():
             self._cache.get(signature)  # which counts
             return _Replayed(value)
         if rng is not None:
@@ -257,9 +261,9 @@ class WholeGraph:
         self._backend.join_previous()
         rng = self._backend.rng_state() if entry.draws else None
         try:
-            room = entry.results.allocate()
             entry.inputs.fill(tensors, tokens)
             entry.graph.replay()
+            room = entry.results.allocate()
         except (RuntimeError, RunEagerError) as error:
             if rng is not None:
                 self._backend.set_rng_state(rng)

@@ -83,7 +83,9 @@ def test_when_eager_runs_out_of_memory_the_graphs_make_room() -> None:
     assert (len(run.graph), run.backend.reserved_bytes()) == (0, 0)
 
 
-def test_no_room_for_the_results_is_found_before_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_the_results_a_call_runs_eager_on_the_same_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def full(*args: Any, **kwargs: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 

@@ -40,9 +40,9 @@ def test_weights_that_left_the_device_memory_break_nothing() -> None:
     module = nn.Linear(4096, 4096).requires_grad_(False).eval()
     run = Harness(lambda x: module(x), modules=lambda: {"net": module})
     x = torch.randn(8, 4096)
-    run(x)
+    assert torch.equal(run(x), module(x))
+    before = torch.cuda.memory_allocated()
     for _ in range(3):
-        before = torch.cuda.memory_allocated()
         module.weight.data = torch.randn_like(module.weight)
         torch.cuda.empty_cache()
         allocator_noise()
