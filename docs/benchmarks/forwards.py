@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from forwards_floor import products_alone
 from forwards_tables import markdown
 from forwards_works import WORKS, Work
+from products_alone import products_alone
 
 from accel.fusion.mounting import Mount, mount
 from accel.graphs.tree import distinct_tensors
@@ -119,7 +119,7 @@ def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, A
         row["arms"][name] = {"cold_s": time.perf_counter() - begin, "equal": _equal(value, expected)}
         value = distinct_tensors(arms[name]())
         row["arms"][name]["replay_equal"] = _equal(value, expected)
-    floor = products_alone(lambda: work.ours(*work.our_inputs), work.transformer)
+    floor = products_alone(lambda: work.ours(*work.our_inputs), work.transformer.parameters())
     arms["matmul + attention"] = _captured(floor)
     row["arms"]["matmul + attention"] = {}
     for name, walls in _in_turn(arms).items():

@@ -1,22 +1,24 @@
-"""The matrix products and attention of a forward and nothing else: what fusing the rest can't go below."""
+"""The matrix products, convolutions and attention of a call alone: what fusing the rest can't go below."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel.graphs.buffers import clone_layout, storage_address
 from accel.graphs.tree import map_tensors
 
-_PRODUCTS = frozenset(("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"))
+_PRODUCTS = frozenset(
+    ("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "_scaled_mm", "convolution", "conv2d", "conv3d")
+)
 
 
-def products_alone(fn: Callable[[], Any], module: nn.Module) -> Callable[[], None]:
-    """The products of `fn` in its order, on weights of `module` and on stand-ins for activations."""
-    recorder = _Recorder({storage_address(weight) for weight in module.parameters()})
+def products_alone(fn: Callable[[], Any], weights: Iterable[Tensor]) -> Callable[[], None]:
+    """The products of `fn` in its order, on these weights and on stand-ins for all other tensors."""
+    recorder = _Recorder({storage_address(weight) for weight in weights})
     with recorder:
         fn()
 
@@ -39,7 +41,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
+        if name in _PRODUCTS or "scaled_dot_product" in name:
             self.calls.append((func, *map_tensors((args, kwargs), self._kept)))
         return func(*args, **kwargs)
 
