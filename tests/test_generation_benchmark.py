@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from accel.record import RunRecord
-from tasks import arms
 
 KLEIN = "FLUX.2 klein 4B, 512x512, 4 steps"
 BENCHMARKS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
@@ -43,12 +42,14 @@ def page_row(out: Path, *cells: str) -> str:
 def test_arms_are_timed_and_compared_and_a_failed_one_is_a_row(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def policy_named(name: str) -> Any:
-        if name == "fused":
-            raise RuntimeError("no fused kernels today")
-        return arms.policy_named(name)
+    policy_of = script.policy_of
 
-    monkeypatch.setattr(script, "policy_named", policy_named)
+    def failing(arm: str) -> Any:
+        if arm == "fused":
+            raise RuntimeError("no fused kernels today")
+        return policy_of(arm)
+
+    monkeypatch.setattr(script, "policy_of", failing)
 
     work = run(script, monkeypatch, tmp_path, "--only", KLEIN)["works"][KLEIN]
 

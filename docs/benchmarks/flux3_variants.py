@@ -5,6 +5,7 @@
 Synthetic weights at full size, DROID shapes, the captions encoded before, the VAE included. Arms are timed in
 turn, forwards and backwards (A B B A), in one process, and every stage output is compared with eager's, down
 to the bit. `products` are the matrix products, convolutions and attention of eager's request as one graph.
+Savings, which move roundings, are arms of the base variant; how far they move the actions is told.
 Writes flux3_variants.json and flux3_variants.md.
 """
 
@@ -14,7 +15,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from policies import policy_of
 from products_alone import products_alone
 
 from accel.fusion.compare import first_mismatch
@@ -31,14 +33,14 @@ from pipelines.build import build
 from pipelines.flux3_action.observation import parse_observation
 from pipelines.flux3_action.observation_files import load_episode_frame
 from pipelines.pipeline import Pipeline
-from tasks.arms import policy_named
 from tasks.config import ROOT, compose
 from tasks.environment import device_facts, software
 from tasks.markdown_table import markdown_table
 
 RECIPES = ("base", "sd")
 ARMS = ("eager", "graph", "fused", "graph+fused")
-WARM_UPS, ROUNDS, FRAMES = 3, 24, 4
+SAVINGS = ("graph+fused, skip_unused_guidance", "graph+fused, batched_guidance")
+WARM_UPS, ROUNDS, FRAMES = 3, 12, 4
 
 
 def main(out: Path) -> None:
@@ -61,43 +63,52 @@ def main(out: Path) -> None:
 
 
 def _measure(variant: str) -> dict[str, Any]:
+    started = time.perf_counter()
     eager = build(compose(f"model.variant={variant}", "size=full", "device=cuda:0", "accel=eager"))
-    arms = {name: eager.with_policy(policy_named(name)) if name != "eager" else eager for name in ARMS}
+    print(f"{variant}: loaded in {time.perf_counter() - started:.1f} s", flush=True)
+    names = [*ARMS, *(SAVINGS if variant == "base" else ())]
+    arms = {name: eager if name == "eager" else eager.with_policy(policy_of(name)) for name in names}
     requests = [_request(eager, frame) for frame in range(FRAMES)]
-    expected = [eager.run(request).outputs for request in requests]
-    differing = {
-        name: [
-            f"frame {frame}, {output}: {mismatch}"
-            for frame, request in enumerate(requests)
-            for output, value in arm.run(request).outputs.items()
-            if (mismatch := _mismatch(expected[frame][output], value))
-        ]
-        for name, arm in arms.items()
-    }
+    expected = [eager.run(request) for request in requests]
+    results = {name: [arm.run(request) for request in requests] for name, arm in arms.items()}
     calls: dict[str, Callable[[int], Any]] = {
         name: lambda turn, arm=arm: arm.run(requests[turn % FRAMES]) for name, arm in arms.items()
     }
     products = _captured(eager, requests[0])
     calls["products"] = lambda turn: products()
+    print(f"{variant}: ready after {time.perf_counter() - started:.1f} s", flush=True)
     walls = _in_turn(calls)
     violations = arms["graph+fused"].strict_violations()
     for arm in arms.values():
         arm.close()
     return {
         "ms": {name: median(each) for name, each in walls.items()},
-        "differing": differing,
+        "differing": {name: _differing(expected, results[name]) for name in ARMS},
+        "moved_by": {name: _moved(expected, results[name]) for name in names if name not in ARMS},
         "violations": violations,
     }
+
+
+def _differing(expected: Sequence[Any], results: Sequence[Any]) -> list[str]:
+    """Stage outputs that are not equal, with their first element that is not."""
+    return [
+        f"frame {frame}, {name}: {mismatch}"
+        for frame, (theirs, ours) in enumerate(zip(expected, results, strict=True))
+        for name, value in ours.outputs.items()
+        if (mismatch := first_mismatch(distinct_tensors(theirs.outputs[name]), distinct_tensors(value)))
+    ]
+
+
+def _moved(expected: Sequence[Any], results: Sequence[Any]) -> float:
+    """The largest difference of an action, as a share of the largest action."""
+    pairs = [(theirs.actions, ours.actions) for theirs, ours in zip(expected, results, strict=True)]
+    return max(float(abs(ours - theirs).max() / abs(theirs).max()) for theirs, ours in pairs)
 
 
 def _request(pipeline: Pipeline[Any, Any], frame: int) -> Any:
     raw = {**load_episode_frame(ROOT / "data" / "panda_lift", 5 * frame), "prompt": "lift the red cube"}
     config: Any = pipeline
     return config.request(parse_observation(raw, config.config), seed=frame)
-
-
-def _mismatch(expected: Any, value: Any) -> str:
-    return str(first_mismatch(distinct_tensors(expected), distinct_tensors(value)) or "")
 
 
 def _captured(pipeline: Pipeline[Any, Any], request: Any) -> Callable[[], None]:
@@ -161,7 +172,21 @@ def markdown(report: dict[str, Any]) -> str:
                 f"NO: {differing[0]}" if differing else "yes",
             ]
         )
-    return "\n".join([*lines, *markdown_table(heads, rows, text_columns=1)]) + "\n"
+    lines += markdown_table(heads, rows, text_columns=1)
+    saved = [
+        [
+            variant,
+            arm,
+            f"{row['ms'][arm]:.1f}",
+            f"{row['ms']['graph+fused'] / row['ms'][arm]:.3f}",
+            f"{share:.1e}",
+        ]
+        for variant, row in report["variants"].items()
+        for arm, share in row["moved_by"].items()
+    ]
+    heads = ("Variant", "arm", "ms", "to graph+fused", "moves actions by (share of the largest)")
+    lines += ["", "Savings, off by default:", "", *markdown_table(heads, saved, text_columns=2)]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

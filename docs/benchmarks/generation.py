@@ -33,13 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from generation_tables import REQUEST, markdown
 from generation_works import Work, works
+from policies import policy_of
 
 from accel.errors import SamebitError
 from accel.fusion.compare import first_mismatch
 from accel.graphs.containment import describe
 from accel.graphs.tree import distinct_tensors
 from pipelines.build import build, choose_device
-from tasks.arms import Arm, policy_named
+from tasks.arms import Arm
 from tasks.config import compose
 from tasks.environment import device_facts, software
 
@@ -220,7 +221,7 @@ def _measure_arm(
     requests: with the outputs that are expected. profiled: runs before as well, so that its tables are there.
     """
     begin = time.perf_counter()
-    with closing(eager.pipeline.with_policy(policy_named(policy))) as pipeline:
+    with closing(eager.pipeline.with_policy(policy_of(policy))) as pipeline:
         made_s = time.perf_counter() - begin
         arm = MeasuredArm(pipeline)
         arm.compare(*requests[0])

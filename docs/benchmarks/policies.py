@@ -1,0 +1,12 @@
+"""The policies that benchmarks compare, by the names of their arms."""
+
+from __future__ import annotations
+
+from accel.policy import AccelPolicy
+from tasks.config import compose
+
+
+def policy_of(arm: str) -> AccelPolicy:
+    """Of an arm such as "graph+fused", or "graph+fused, batched_guidance" with savings by name."""
+    name, *savings = arm.split(", ")
+    return compose(f"accel={name}", *(f"accel.fused.{saving}=true" for saving in savings)).accel
