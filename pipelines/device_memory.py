@@ -13,7 +13,7 @@ from accel.errors import DeviceMemoryError
 _GIB = 2**30
 
 # What activations, workspaces and other programs need beside the weights: this share of the device's
-# memory, or these bytes where they are more; but for small models no more than the weights take.
+# memory, or these bytes where they are more; but for small models no more than is needed.
 _MARGIN_SHARE = 0.1
 _MARGIN_BYTES = 2 * _GIB
 
@@ -42,21 +42,21 @@ def total_bytes(device: torch.device) -> int:
 
 
 def require_fits(needed: Mapping[str, int], device: torch.device) -> None:
-    """Refuse components that do not fit together, with a margin for what runs on them.
+    """Refuse what does not fit together, with a margin for what runs on it.
 
-    needed: component name -> bytes. The margin is 10 % of the device's memory or 2 GiB, whichever is
-    more, but at most the bytes of the components.
-    Raises: DeviceMemoryError with one line per component, the margin and the free amount.
+    needed: bytes by name, of components and of what else is known to be held. The margin is 10 % of the
+    device's memory or 2 GiB, whichever is more, but at most the bytes needed.
+    Raises: DeviceMemoryError with one line per name, the margin and the free amount.
     """
-    weights, free = sum(needed.values()), free_bytes(device)
-    margin = min(weights, max(int(_MARGIN_SHARE * total_bytes(device)), _MARGIN_BYTES))
-    if weights + margin <= free:
+    total, free = sum(needed.values()), free_bytes(device)
+    margin = min(total, max(int(_MARGIN_SHARE * total_bytes(device)), _MARGIN_BYTES))
+    if total + margin <= free:
         return
-    rows = {**needed, "needed": weights, "margin": margin, "free": free}
+    rows = {**needed, "needed": total, "margin": margin, "free": free}
     width = max(map(len, rows))
     table = "\n".join(f"  {name:<{width}}  {amount / _GIB:8.2f} GiB" for name, amount in rows.items())
     raise DeviceMemoryError(
-        f"The weights, with a margin for activations, do not fit {device}:\n{table}\n"
+        f"The model, with a margin for activations, does not fit {device}:\n{table}\n"
         "Use a smaller variant, size=tiny, a device with more memory, or end what fills it."
     )
 

@@ -141,6 +141,7 @@ def load_components(
     specs: Mapping[str, ModuleSpec],
     *,
     check: Callable[[Mapping[str, nn.Module]], None] = lambda modules: None,
+    working_memory: Callable[[Mapping[str, nn.Module]], Mapping[str, int]] = lambda modules: {},
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress = NULL_PROGRESS,
@@ -148,6 +149,7 @@ def load_components(
     """Load every component that `specs` names, ready for inference on `device`.
 
     check: looks at all modules, still without memory, for sizes that do not meet; raises CheckpointError.
+    working_memory: as `build_modules` takes it.
     dtype: of parameters, whatever floating dtype the files have.
     Raises: CheckpointError for components that are missing, damaged or do not fit, before anything is
         allocated where configs and headers tell; DeviceMemoryError.
@@ -167,7 +169,15 @@ def load_components(
     def fill(name: str, module: nn.Module) -> None:
         load_into(*_fitting(checkpoints[name], module, specs[name]), ignore=specs[name].ignore)
 
-    return build_modules(factories, fill=fill, check=check_all, dtype=dtype, device=device, progress=progress)
+    return build_modules(
+        factories,
+        fill=fill,
+        check=check_all,
+        working_memory=working_memory,
+        dtype=dtype,
+        device=device,
+        progress=progress,
+    )
 
 
 def _factory(folder: Path, spec: ModuleSpec) -> ModuleFactory:

@@ -21,6 +21,7 @@ def build_modules(
     *,
     fill: Callable[[str, nn.Module], None],
     check: Callable[[Mapping[str, nn.Module]], None] = lambda modules: None,
+    working_memory: Callable[[Mapping[str, nn.Module]], Mapping[str, int]] = lambda modules: {},
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress = NULL_PROGRESS,
@@ -28,13 +29,15 @@ def build_modules(
     """Make every module on `device`, ready for inference.
 
     factories: component name -> what constructs it. fill: (name, module) -> writes its weights.
-    check: looks at all modules while nothing is allocated, and raises.
+    check: looks at all modules while nothing is allocated, and raises. working_memory: bytes by name that
+        requests will hold beside these weights.
     dtype: of parameters, and of buffers that follow torch's default dtype.
     Raises: DeviceMemoryError before anything is allocated; what `check` and `fill` raise.
     """
     modules = {name: build_on_meta(make, dtype=dtype) for name, make in factories.items()}
     check(modules)
-    require_fits({name: module_bytes(module) for name, module in modules.items()}, device)
+    weights = {name: module_bytes(module) for name, module in modules.items()}
+    require_fits({**weights, **working_memory(modules)}, device)
     progress.start("weights", len(modules))
     for name, module in modules.items():
         allocate(module, device)
@@ -57,11 +60,16 @@ def build_on_meta(make: ModuleFactory, *, dtype: torch.dtype) -> nn.Module:
 
 
 def allocate(module: nn.Module, device: torch.device) -> None:
-    """Give parameters uninitialised memory on `device` and move buffers there."""
-    buffers = dict(module.named_buffers())
-    module.to_empty(device=device)
-    for name, buffer in buffers.items():
-        module.get_buffer(name).copy_(buffer)
+    """Give parameters uninitialised memory on `device` and move buffers there; what is shared stays so."""
+    allocated = {
+        parameter: nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+        for parameter in module.parameters()
+    }
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(part, name, allocated[parameter])
+        for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(part, name, buffer.to(device))
 
 
 @contextmanager

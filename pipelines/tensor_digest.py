@@ -15,5 +15,5 @@ def tensor_digest(value: Any) -> str:
     sha = hashlib.sha256()
     for leaf in distinct_tensors(value):
         sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
-        sha.update(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

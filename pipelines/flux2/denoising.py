@@ -147,6 +147,7 @@ class Denoising(Stage):
             if guidance is None
             else torch.full([1], guidance, dtype=torch.float32, device=self._device).expand(images)
         )
+        # The model's dtype rounds timesteps before they are embedded, as in diffusers' pipelines.
         timesteps, widths = schedule.timesteps.to(self._device), schedule.widths.to(self._device)
         return tuple(
             DenoisingStep(

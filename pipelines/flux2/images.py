@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-import numpy as np
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from accel.errors import ConfigError
 from pipelines.flux2.config import TOKEN_PIXELS
 from pipelines.flux2.position_ids import Grid
+from pipelines.pictures import as_rgb, open_picture
 
 MAX_PIXELS = 1024 * 1024
 """Larger images are scaled down to this area."""
@@ -42,6 +41,12 @@ def load_references(paths: Sequence[str]) -> tuple[Reference, ...]:
     return tuple(_load(f"model.images[{index}]", path) for index, path in enumerate(paths))
 
 
+def _load(name: str, path: str) -> Reference:
+    image, notes = open_picture(path, name=name)
+    reference = reference_from(image, name=name)
+    return replace(reference, notes=(*notes, *reference.notes))
+
+
 def reference_from(image: Image.Image, *, name: str) -> Reference:
     """Scale to at most `MAX_PIXELS`, crop the middle to multiples of 16, normalise.
 
@@ -52,7 +57,7 @@ def reference_from(image: Image.Image, *, name: str) -> Reference:
         processor.check_image_input(image)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}. Use another image or crop it.") from error
-    rgb, notes = _rgb(image, name)
+    rgb, notes = as_rgb(image, name=name)
     width, height = rgb.size
     if width * height > MAX_PIXELS:
         scale = math.sqrt(MAX_PIXELS / (width * height))
@@ -65,26 +70,3 @@ def reference_from(image: Image.Image, *, name: str) -> Reference:
         resize_mode="crop",
     )
     return Reference(pixels, notes)
-
-
-def _load(name: str, path: str) -> Reference:
-    try:
-        with Image.open(Path(path).expanduser()) as image:
-            image.load()
-            return reference_from(ImageOps.exif_transpose(image), name=name)
-    except FileNotFoundError:
-        raise ConfigError(f"{name}: no file {path}. Check the path.") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{name}: {path} is no readable image: {error}.") from None
-
-
-def _rgb(image: Image.Image, name: str) -> tuple[Image.Image, tuple[str, ...]]:
-    """Three 8-bit channels. Like diffusers, colours under transparency are taken as they are."""
-    if image.mode.startswith(("I", "F")):
-        raise ConfigError(f"{name}: has more than 8 bits a channel (mode {image.mode}); save it with 8 bits.")
-    if not image.has_transparency_data:
-        return image.convert("RGB"), ()
-    opaque = image.convert("RGBA")
-    is_transparent = np.asarray(opaque.getchannel("A")).min() < 255
-    notes = (f"{name}: its transparency is ignored.",) if is_transparent else ()
-    return opaque.convert("RGB"), notes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from accel.policy import AccelPolicy
 from pipelines.flux2.denoising import Denoising
 from pipelines.flux2.images import load_references
@@ -12,28 +10,16 @@ from pipelines.flux2.request import ImageRequest, ImageResult
 from pipelines.flux2.settings import Flux2Settings
 from pipelines.flux2.stages import ImageEncoding, TextEncoding, Vae
 from pipelines.flux2.weights import Components, load_flux2
+from pipelines.generation_config import GenerationConfig
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
-from pipelines.weights_config import WeightsConfig
 from stages.stage import State
 
 IGNORED_GUIDANCE = "model.guidance: distilled variants run without guidance; the scale has no effect."
 MEANINGLESS = "Synthetic weights: this image means nothing."
 
 
-class Flux2RunConfig(Protocol):
-    """What this pipeline reads of the configuration; see `tasks.config.RunConfig`."""
-
-    @property
-    def model(self) -> Flux2Settings: ...
-    @property
-    def accel(self) -> AccelPolicy: ...
-    @property
-    def weights(self) -> WeightsConfig: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def prompt(self) -> str | None: ...
+Flux2RunConfig = GenerationConfig[Flux2Settings]
 
 
 def load(

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError
 from pipelines import local_tokenizer
 from pipelines.flux2.text_encoder import MAX_TOKENS, LanguageModel
-
-
-@dataclass(frozen=True)
-class TokenizedPrompt:
-    """input_ids, attention_mask: int64 (1, `MAX_TOKENS`) on the CPU; the mask is 0 at padding.
-
-    truncated: the prompt was longer and lost its end.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    truncated: bool
+from pipelines.prompt_tokens import TokenizedPrompt, require_unicode, tokenize
 
 
 class PromptTokenizer:
@@ -42,29 +28,13 @@ class PromptTokenizer:
         return len(self._tokenizer)
 
     def encode(self, prompt: str) -> TokenizedPrompt:
-        """Raises: ConfigError for text that is not valid Unicode."""
-        try:
-            prompt.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"prompt: not valid Unicode ({error.reason}). Give plain text.") from error
+        """Raises: ObservationError for text that is not valid Unicode."""
+        require_unicode(prompt)
         kind = self._language_model
         text = self._tokenizer.apply_chat_template(
             kind.messages(prompt), tokenize=False, **kind.template_options
         )
-        whole = self._tokenizer(text, add_special_tokens=kind.adds_special_tokens)
-        padded = self._tokenizer(
-            text,
-            add_special_tokens=kind.adds_special_tokens,
-            return_tensors="pt",
-            padding="max_length",
-            truncation=True,
-            max_length=MAX_TOKENS,
-        )
-        return TokenizedPrompt(
-            padded["input_ids"],
-            padded["attention_mask"],
-            truncated=len(whole["input_ids"]) > MAX_TOKENS,
-        )
+        return tokenize(self._tokenizer, text, length=MAX_TOKENS, add_special_tokens=kind.adds_special_tokens)
 
 
 def build_synthetic_tokenizer(language_model: LanguageModel) -> Any:

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from accel.errors import ConfigError
+from pipelines.grids import require_grid
 from pipelines.number_types import Count, NonNegative
 
-Pixels = Annotated[int, Meta(ge=16, multiple_of=16, description="a multiple of 16, at least 16")]
 Variant = Literal["4b", "4b-base", "9b", "9b-base", "dev"]
 
 
@@ -18,17 +18,19 @@ Variant = Literal["4b", "4b-base", "9b", "9b-base", "dev"]
 class Flux2Settings:
     """The `model` node of the FLUX.2 image models.
 
-    height, width: pixels. steps: denoising steps. guidance: scale; distilled variants ignore it, `dev` takes
-    it as an input, the others run a second pass above 1. images: files that condition the new image.
+    height, width: pixels, multiples of 16. steps: denoising steps. guidance: scale; distilled variants ignore
+    it, `dev` takes it as an input, the others run a second pass above 1. images: files that condition the new
+    image.
     images_per_prompt: how many to make at once. prompt_cache_tokens: encoded prompts kept, in tokens,
     512 each; 0 encodes every prompt anew.
-    Raises: ConfigError for a variant of the other model.
+    Raises: ConfigError for a variant of the other model, and for sizes that the model can't make, with the
+    nearest that it can.
     """
 
     name: Literal["flux2_klein", "flux2_dev"]
     variant: Variant
-    height: Pixels = 1024
-    width: Pixels = 1024
+    height: Count = 1024
+    width: Count = 1024
     steps: Count
     guidance: NonNegative
     images: tuple[str, ...] = ()
@@ -36,6 +38,8 @@ class Flux2Settings:
     prompt_cache_tokens: Annotated[int, Meta(ge=0)] = 16384
 
     def __post_init__(self) -> None:
+        for name in ("height", "width"):
+            require_grid(name, getattr(self, name), step=16, first=16, legal="a multiple of 16")
         if (self.variant == "dev") != (self.name == "flux2_dev"):
             raise ConfigError(
                 f"model.variant={self.variant} does not belong to model={self.name}; "

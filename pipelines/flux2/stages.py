@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from accel.fusion.gate import fusion_epoch
 from accel.fusion.mounting import Mount, mount
 from accel.region import region
 from pipelines.flux2.fused_resnets import VAE_FORWARDS
@@ -65,14 +64,12 @@ class TextEncoding(Stage):
         self._device = device
         self._rotary = encoder.rotary(MAX_TOKENS)
         self.cache: CaptionCache[EncodedPrompt] = CaptionCache(token_budget=cache_tokens)
-        self._fusion_epoch = fusion_epoch()
 
     def modules(self) -> Mapping[str, nn.Module]:
         return {"text_encoder": self._encoder}
 
     def run(self, state: State) -> None:
         request: ImageRequest = state["request"]
-        self._drop_distrusted()
         prompt = self._encoded(request.prompt)
         if prompt.truncated:
             _log.warning(TRUNCATED)
@@ -83,12 +80,6 @@ class TextEncoding(Stage):
 
     def forget(self) -> None:
         self.cache.clear()
-
-    def _drop_distrusted(self) -> None:
-        """A fused kernel that was switched off may have made the embeddings of before."""
-        if self._fusion_epoch != fusion_epoch():
-            self._fusion_epoch = fusion_epoch()
-            self.cache.clear()
 
     def _encoded(self, prompt: str) -> EncodedPrompt:
         cached = self.cache.get(prompt)

@@ -13,6 +13,7 @@ from torch import nn
 
 from accel.errors import CheckpointError, ConfigError
 from pipelines import synthetic_weights
+from pipelines.component_source import ComponentSource
 from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
 from pipelines.flux2.config import PATCH, VAE_SCALE, Flux2Config, flux2_config
 from pipelines.flux2.prompt import PromptTokenizer, build_synthetic_tokenizer
@@ -58,56 +59,53 @@ def load_flux2(
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
     """
     weights.check()
-    place = _Place(dtype=dtype, device=device, progress=progress)
-    if weights.kind == "synthetic":
-        return _synthetic(flux2_config(variant, size), weights.synthetic_seed, f"{size}, {variant}", place)
-    if size != "full":
+    if weights.kind != "synthetic" and size != "full":
         raise ConfigError(
             f"size={size} is for weights=synthetic; with weights={weights.kind} the folder decides. "
             "Use size=auto."
         )
-    return _from_folder(flux2_config(variant, size), weights, variant, hub, place)
+    config = flux2_config(variant, size)
+    if weights.kind == "synthetic":
+        source = _synthetic(config, weights.synthetic_seed, f"{size}, {variant}")
+    else:
+        source = _folder(config, weights, variant, hub)
+    require_deterministic(source.scheduler)
+    modules: dict[str, Any] = source.build(
+        check=partial(_check, config, source.tokenizer), dtype=dtype, device=device, progress=progress
+    )
+    return Components(
+        **modules,
+        config=config,
+        tokenizer=source.tokenizer,
+        scheduler=source.scheduler,
+        description=source.description,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    dtype: torch.dtype
-    device: torch.device
-    progress: Progress
-
-
-def _synthetic(config: Flux2Config, seed: int, described: str, place: _Place) -> Components:
-    def fill(name: str, module: nn.Module) -> None:
-        synthetic_weights.fill(module, seed=seed)
-
+def _synthetic(config: Flux2Config, seed: int, described: str) -> ComponentSource[PromptTokenizer]:
+    language_model = config.language_model
     factories: dict[str, Callable[[], nn.Module]] = {
         "transformer": partial(Flux2Transformer2DModel, **config.transformer),
         "vae": partial(AutoencoderKLFlux2, **config.vae),
         "text_encoder": partial(
-            config.language_model.build, dict(config.text_encoder), output_layers=config.text_layers
+            language_model.build, dict(config.text_encoder), output_layers=config.text_layers
         ),
     }
-    tokenizer = PromptTokenizer(build_synthetic_tokenizer(config.language_model), config.language_model)
-    modules = build_modules(
-        factories,
-        fill=fill,
-        check=partial(_check, config, tokenizer),
-        dtype=place.dtype,
-        device=place.device,
-        progress=place.progress,
-    )
-    return _components(
-        config,
-        modules,
-        tokenizer=tokenizer,
+    return ComponentSource(
         scheduler=FlowMatchEulerDiscreteScheduler(**config.scheduler),
+        tokenizer=PromptTokenizer(build_synthetic_tokenizer(language_model), language_model),
+        build=partial(
+            build_modules,
+            factories,
+            fill=lambda name, module: synthetic_weights.fill(module, seed=seed),
+        ),
         description=f"synthetic, seed {seed}, {described}: the images mean nothing",
     )
 
 
-def _from_folder(
-    config: Flux2Config, weights: WeightsConfig, variant: str, hub: Hub | None, place: _Place
-) -> Components:
+def _folder(
+    config: Flux2Config, weights: WeightsConfig, variant: str, hub: Hub | None
+) -> ComponentSource[PromptTokenizer]:
     folder = DiffusersFolder.open(weights, pipelines=(config.pipeline,), hub=hub)
     if bool(folder.index.get("is_distilled", False)) != config.distilled:
         kind = "not distilled" if config.distilled else "distilled"
@@ -115,55 +113,24 @@ def _from_folder(
             f"{folder.origin}: is {kind}, unlike model.variant={variant}. Choose the variant that fits."
         )
     language_model = config.language_model
-    tokenizer = PromptTokenizer(
-        folder.tokenizer("tokenizer", classes=language_model.tokenizer_classes), language_model
-    )
-    scheduler = folder.scheduler("scheduler", FlowMatchEulerDiscreteScheduler)
-    require_deterministic(scheduler)
-    modules = load_components(
-        folder,
-        {
-            "transformer": ModuleSpec(
-                class_name="Flux2Transformer2DModel", build=Flux2Transformer2DModel.from_config
-            ),
-            "vae": ModuleSpec(class_name="AutoencoderKLFlux2", build=AutoencoderKLFlux2.from_config),
-            "text_encoder": ModuleSpec(
-                class_name=language_model.class_name,
-                build=partial(language_model.build, output_layers=config.text_layers),
-                prefixes=language_model.prefixes,
-                ignore=language_model.ignore,
-            ),
-        },
-        check=partial(_check, config, tokenizer),
-        dtype=place.dtype,
-        device=place.device,
-        progress=place.progress,
-    )
-    return _components(
-        config,
-        modules,
-        tokenizer=tokenizer,
-        scheduler=scheduler,
+    specs = {
+        "transformer": ModuleSpec(
+            class_name="Flux2Transformer2DModel", build=Flux2Transformer2DModel.from_config
+        ),
+        "vae": ModuleSpec(class_name="AutoencoderKLFlux2", build=AutoencoderKLFlux2.from_config),
+        "text_encoder": ModuleSpec(
+            class_name=language_model.class_name,
+            build=partial(language_model.build, output_layers=config.text_layers),
+            prefixes=language_model.prefixes,
+            ignore=language_model.ignore,
+        ),
+    }
+    tokens = folder.tokenizer("tokenizer", classes=language_model.tokenizer_classes)
+    return ComponentSource(
+        tokenizer=PromptTokenizer(tokens, language_model),
+        scheduler=folder.scheduler("scheduler", FlowMatchEulerDiscreteScheduler),
+        build=partial(load_components, folder, specs),
         description=f"{folder.origin}, variant {variant}, without a manifest of checksums",
-    )
-
-
-def _components(
-    config: Flux2Config,
-    modules: Mapping[str, Any],
-    *,
-    tokenizer: PromptTokenizer,
-    scheduler: Any,
-    description: str,
-) -> Components:
-    return Components(
-        config=config,
-        transformer=modules["transformer"],
-        vae=modules["vae"],
-        text_encoder=modules["text_encoder"],
-        tokenizer=tokenizer,
-        scheduler=scheduler,
-        description=description,
     )
 
 

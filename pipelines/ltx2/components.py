@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import diffusers
 import torch
@@ -17,6 +17,7 @@ from transformers import Gemma3TextConfig, Gemma3TextModel
 
 from accel.errors import CheckpointError, ConfigError
 from pipelines import local_tokenizer, synthetic_weights
+from pipelines.component_source import ComponentSource
 from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
 from pipelines.ltx2.architectures import PROMPT_LENGTH, Size, architecture
 from pipelines.ltx2.prompt import PromptTokenizer
@@ -76,6 +77,7 @@ def load(
     device: torch.device,
     stg_blocks: tuple[int, ...] = (),
     two_stage: bool = False,
+    working_memory: Callable[[Any, int], Mapping[str, int]] = lambda transformer, tokens: {},
     progress: Progress = NULL_PROGRESS,
 ) -> Components:
     """Load or draw all weights onto `device`.
@@ -83,6 +85,8 @@ def load(
     variant: 2.0, 2.0-distilled or 2.3. size: widths of synthetic weights; released ones are `full`.
     stg_blocks: blocks that requests will perturb, checked before anything is allocated.
     two_stage: with the latent upsampler.
+    working_memory: transformer, still without memory, and tokens of a prompt -> bytes by name that requests
+        will hold beside the weights.
     Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
     """
@@ -97,7 +101,13 @@ def load(
             check_upsampler(modules["latent_upsampler"].config, modules["vae"].config)
         require_blocks(stg_blocks, modules["transformer"])
 
-    modules = source.build(check=check, dtype=dtype, device=device, progress=progress)
+    modules = source.build(
+        check=check,
+        working_memory=lambda modules: working_memory(modules["transformer"], source.tokenizer.length),
+        dtype=dtype,
+        device=device,
+        progress=progress,
+    )
     return Components(
         **modules,
         scheduler=source.scheduler,
@@ -181,28 +191,9 @@ def require_blocks(blocks: tuple[int, ...], transformer: Any) -> None:
         )
 
 
-class _Build(Protocol):
-    def __call__(
-        self,
-        *,
-        check: Callable[[Mapping[str, nn.Module]], None],
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Progress,
-    ) -> dict[str, nn.Module]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """What is known before anything is allocated. build: makes and fills all modules, by component name."""
-
-    scheduler: Any
-    tokenizer: PromptTokenizer
-    build: _Build
-    description: str
-
-
-def _synthetic(weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool) -> _Source:
+def _synthetic(
+    weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool
+) -> ComponentSource[PromptTokenizer]:
     plan, seed = architecture(variant, size), weights.synthetic_seed
     tokens = local_tokenizer.build(pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
     tokenizer = PromptTokenizer(tokens, length=plan.prompt_length)
@@ -212,7 +203,7 @@ def _synthetic(weights: WeightsConfig, variant: str, size: Size, *, two_stage: b
     values = {name: getattr(plan, name) for name in classes}
     classes["text_encoder"] = _text_encoder
     values["text_encoder"] = {"vocab_size": tokenizer.vocabulary, **plan.text}
-    return _Source(
+    return ComponentSource(
         scheduler=_SCHEDULER(**plan.scheduler),
         tokenizer=tokenizer,
         build=partial(
@@ -224,7 +215,9 @@ def _synthetic(weights: WeightsConfig, variant: str, size: Size, *, two_stage: b
     )
 
 
-def _folder(weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool) -> _Source:
+def _folder(
+    weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool
+) -> ComponentSource[PromptTokenizer]:
     if size == "tiny":
         raise ConfigError(
             f"size=tiny is for weights=synthetic; with weights={weights.kind} the folder decides. "
@@ -254,7 +247,7 @@ def _folder(weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool
             build=LTX2LatentUpsamplerModel.from_config,
             wanted_by="model.two_stage=true",
         )
-    return _Source(
+    return ComponentSource(
         scheduler=folder.scheduler("scheduler", _SCHEDULER),
         tokenizer=PromptTokenizer(tokens, length=PROMPT_LENGTH),
         build=partial(load_components, folder, specs),

@@ -14,7 +14,7 @@ REFINEMENT_SIGMAS = (0.909375, 0.725, 0.421875)
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """See `pipelines.catalogue.Ltx2Settings`, whose keys these are."""
+    """See `pipelines.ltx2.settings.Ltx2Settings`, whose keys these are."""
 
     height: int = 512
     width: int = 768

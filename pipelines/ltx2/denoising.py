@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from pipelines.ltx2.request import VideoRequest
 from pipelines.ltx2.schedule import DenoisingStep, NoiseLevel, denoising_steps
 from pipelines.ltx2.stages import PromptText
 from pipelines.ltx2.text_attention import accept_keys
-from pipelines.ltx2.text_keys import AttendedText, TextKeys, text_keys
+from pipelines.ltx2.text_keys import AttendedText, TextKeys, has_positive_keys, text_keys
 from pipelines.ltx2.transformer_pass import (
     Embedding,
     RotaryTables,
@@ -77,6 +77,7 @@ class Denoising(Stage):
         self._scheduler = scheduler
         self._device = device
         self._dtype = dtype
+        self._prepared = lru_cache(maxsize=self.max_kept)(self._prepare)
 
     def modules(self) -> Mapping[str, nn.Module]:
         return {"transformer": self._transformer}
@@ -85,7 +86,7 @@ class Denoising(Stage):
         return mount(self._transformer, TRANSFORMER_FORWARDS, allowed=allowed)
 
     def forget(self) -> None:
-        self._kept.clear()
+        self._prepared.cache_clear()
 
     def run(self, state: State) -> None:
         request: VideoRequest = state["request"]
@@ -112,7 +113,14 @@ class Denoising(Stage):
     ) -> Latents:
         """Every step from `start`, which is at the first noise level. given: fp32 (B, V), or `None`."""
         rows = request.videos * (2 if guidance.text else 1)
-        steps, rope = self._prepared(request, start.shape, sigmas=sigmas, rows=rows)
+        steps, rope = self._prepared(
+            start.shape,
+            sigmas=sigmas,
+            fps=request.fps,
+            rows=rows,
+            videos=request.videos,
+            per_token=given is not None,
+        )
         if given is not None:
             given = torch.cat([given] * (rows // request.videos))
         progress.start(self.name, len(steps))
@@ -132,36 +140,33 @@ class Denoising(Stage):
         batch = text_keys(self._transformer, text.batch)
         if not guidance.text:
             return AttendedText(batch, batch)
-        if not (guidance.stg or guidance.modality):
+        if not has_positive_keys(guidance, self._transformer):
             return AttendedText(batch, text.positive)
         return AttendedText(batch, text_keys(self._transformer, text.positive))
 
-    @cached_property
-    def _kept(self) -> dict[Any, tuple[tuple[DenoisingStep, ...], RotaryTables]]:
-        return {}
-
-    def _prepared(
-        self, request: VideoRequest, shape: LatentShape, *, sigmas: tuple[float, ...], rows: int
+    def _prepare(
+        self,
+        shape: LatentShape,
+        *,
+        sigmas: tuple[float, ...],
+        fps: float,
+        rows: int,
+        videos: int,
+        per_token: bool,
     ) -> tuple[tuple[DenoisingStep, ...], RotaryTables]:
         """The inputs of every step and the rotary tables; kept, so not to be written to."""
-        per_token = request.image is not None
-        key = (sigmas, shape, request.fps, rows, request.videos, per_token)
-        if key not in self._kept:
-            steps = denoising_steps(
-                self._transformer,
-                self._scheduler,
-                sigmas=sigmas,
-                tokens=shape.tokens,
-                rows=rows,
-                videos=request.videos,
-                per_token=per_token,
-                dtype=self._dtype,
-                device=self._device,
-            )
-            if len(self._kept) >= self.max_kept:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = steps, self.rope(shape, fps=request.fps, rows=rows)
-        return self._kept[key]
+        steps = denoising_steps(
+            self._transformer,
+            self._scheduler,
+            sigmas=sigmas,
+            tokens=shape.tokens,
+            rows=rows,
+            videos=videos,
+            per_token=per_token,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        return steps, self.rope(shape, fps=fps, rows=rows)
 
     def rope(self, shape: LatentShape, *, fps: float, rows: int) -> RotaryTables:
         """Rotary tables of a clip, on the device."""

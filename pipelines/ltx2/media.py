@@ -1,4 +1,4 @@
-"""Frames and sound as MP4, PNG and WAV. Equal inputs give equal bytes."""
+"""Frames and sound as MP4 and WAV. Equal inputs give equal bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from accel.errors import ConfigError, OutputError
+from pipelines.pixel_files import Pixels
 
-Pixels = npt.NDArray[np.uint8]
-"""(frames, height, width, 3)."""
 Samples = npt.NDArray[np.float32]
 """(channels, samples) in [-1, 1]."""
 
@@ -35,7 +32,7 @@ def require_av(reason: str) -> None:
 def mp4(
     pixels: Pixels, samples: Samples, *, fps: float, sampling_rate: int, metadata: Mapping[str, str]
 ) -> bytes:
-    """H.264 and AAC. metadata: tags of the file.
+    """H.264 and AAC. pixels: (frames, height, width, 3). metadata: tags of the file.
 
     Raises: OutputError for frames of odd width or height, which H.264 can't hold without changing them.
     """
@@ -67,16 +64,6 @@ def mp4(
         piece.sample_rate = sampling_rate
         container.mux(sound.encode(piece))
         container.mux(sound.encode())
-    return buffer.getvalue()
-
-
-def png(pixels: Pixels, *, metadata: Mapping[str, str]) -> bytes:
-    """One frame, (height, width, 3)."""
-    text = PngInfo()
-    for key, value in metadata.items():
-        text.add_itxt(key, value)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", pnginfo=text)
     return buffer.getvalue()
 
 

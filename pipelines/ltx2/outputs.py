@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
-from accel.errors import OutputError
-from pipelines.ltx2.media import Pixels, Samples, mp4, png, wav
+from pipelines.ltx2.media import Samples, mp4, wav
 from pipelines.ltx2.request import VideoResult
 from pipelines.ltx2.settings import SaveAs
+from pipelines.pixel_files import Pixels, eight_bit, png, require_finite
 
 MEANINGLESS = "Synthetic weights: this video means nothing."
 
@@ -46,24 +45,14 @@ def video_files(
 
 
 def _pixels(frames: Tensor, suffix: str) -> Pixels:
-    """(F, 3, H, W) in [0, 1] -> 8 bit, rounded to nearest as diffusers does."""
+    """(F, 3, H, W) in [0, 1] -> (F, H, W, 3)."""
     for number, frame in enumerate(frames):
-        _require_finite(f"frame {number} of video{suffix}", frame)
-    values = frames.permute(0, 2, 3, 1).float().numpy()
-    return np.ascontiguousarray((values * 255).round().astype(np.uint8))
+        require_finite(f"frame {number} of video{suffix}", frame)
+    return eight_bit(frames)
 
 
 def _samples(waveform: Tensor, suffix: str) -> Samples:
     """(channels, samples); what lies outside [-1, 1] is clipped."""
-    _require_finite(f"sound of video{suffix}", waveform)
+    require_finite(f"sound of video{suffix}", waveform)
     samples: Samples = waveform.float().clamp(-1, 1).numpy()
     return samples
-
-
-def _require_finite(name: str, values: Tensor) -> None:
-    bad = values.numel() - int(values.isfinite().sum())
-    if bad:
-        raise OutputError(
-            f"{name}: {bad} of {values.numel()} values are not finite. No output file was written. "
-            "Check the weights, or run with dtype=fp32."
-        )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy
+from pipelines.generation_config import GenerationConfig
 from pipelines.ltx2 import components as ltx2_components
 from pipelines.ltx2.architectures import Size
 from pipelines.ltx2.attention_breaks import DenoisingByPass, break_at_attention
 from pipelines.ltx2.components import Components, require_blocks
 from pipelines.ltx2.decoding import AudioVae, Vae, Vocoder
 from pipelines.ltx2.denoising import Denoising
-from pipelines.ltx2.images import open_first_frame
 from pipelines.ltx2.media import require_av
 from pipelines.ltx2.outputs import video_files
 from pipelines.ltx2.refinement import Refinement
@@ -25,9 +24,10 @@ from pipelines.ltx2.schedule import unshifted
 from pipelines.ltx2.settings import Ltx2Settings, SaveAs
 from pipelines.ltx2.stages import Connectors, LatentPreparation, TextEncoding
 from pipelines.ltx2.upsampling import Upsampling
+from pipelines.ltx2.working_memory import text_memory
+from pipelines.pictures import open_picture
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
-from pipelines.weights_config import WeightsConfig
 from stages.stage import Stage, State
 
 STG_WITHOUT_EFFECT = (
@@ -37,25 +37,13 @@ STG_WITHOUT_EFFECT = (
 NEGATIVE_WITHOUT_EFFECT = "model.negative_prompt: has no effect while the guidance scales are at most 1."
 
 
-class Ltx2Config(Protocol):
-    """What this pipeline reads of the configuration; see `tasks.config.RunConfig`."""
-
-    @property
-    def model(self) -> Ltx2Settings: ...
-    @property
-    def accel(self) -> AccelPolicy: ...
-    @property
-    def weights(self) -> WeightsConfig: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def prompt(self) -> str | None: ...
+Ltx2Config = GenerationConfig[Ltx2Settings]
 
 
 def load(config: Ltx2Config, *, placement: Placement, progress: Progress = NULL_PROGRESS) -> Ltx2Pipeline:
     """Load components and make the pipeline.
 
-    Raises: ConfigError, ObservationError before anything is loaded if the request can't be served;
+    Raises: ConfigError before anything is loaded if the request can't be served;
         CheckpointError, ConfigError, DeviceMemoryError as `components.load`.
     """
     settings = config.model
@@ -74,6 +62,9 @@ def load(config: Ltx2Config, *, placement: Placement, progress: Progress = NULL_
         device=placement.device,
         stg_blocks=request.guidance.stg_blocks,
         two_stage=settings.two_stage,
+        working_memory=lambda transformer, tokens: text_memory(
+            request, config.accel, transformer, tokens=tokens
+        ),
         progress=progress,
     )
     if settings.attention_breaks:
@@ -191,7 +182,7 @@ class Ltx2Pipeline(Pipeline[VideoRequest, VideoResult]):
             prompt=request.prompt,
             seed=request.seed,
             outputs=self._stage_outputs(state),
-            notes=(*state["notes"], *self._without_effect(request)),
+            notes=(*request.notes, *state["notes"], *self._without_effect(request)),
         )
 
     def _without_effect(self, request: VideoRequest) -> Iterator[str]:
@@ -223,5 +214,7 @@ def _second_pass(components: Components, *, device: torch.device, dtype: torch.d
 
 def _request(config: Ltx2Config, size: Size, *, two_stage: bool) -> VideoRequest:
     settings = replace(config.model, two_stage=two_stage)
-    image = None if settings.image is None else open_first_frame(settings.image)
-    return video_request(config.prompt, settings=settings, size=size, seed=config.seed, image=image)
+    image, notes = (None, ()) if settings.image is None else open_picture(settings.image, name="model.image")
+    return video_request(
+        config.prompt, settings=settings, size=size, seed=config.seed, image=image, notes=notes
+    )

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from accel.errors import CheckpointError, ObservationError
-
-
-@dataclass(frozen=True)
-class TokenizedPrompt:
-    """input_ids, attention_mask: int64 (1, L) on the CPU, padded on the left; the mask is 1 at real tokens.
-
-    truncated: the prompt lost its end.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    truncated: bool
+from accel.errors import CheckpointError
+from pipelines.prompt_tokens import TokenizedPrompt, require_unicode, tokenize
 
 
 class PromptTokenizer:
@@ -51,20 +37,5 @@ class PromptTokenizer:
 
         Raises: ObservationError for text that is not valid Unicode.
         """
-        try:
-            prompt.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ObservationError(f"prompt: not valid Unicode ({error.reason}). Send plain text.") from error
-        text = prompt.strip()
-        whole = self._tokenizer(text, add_special_tokens=True)["input_ids"]
-        padded = self._tokenizer(
-            [text],
-            padding="max_length",
-            max_length=self.length,
-            truncation=True,
-            add_special_tokens=True,
-            return_tensors="pt",
-        )
-        return TokenizedPrompt(
-            padded["input_ids"], padded["attention_mask"], truncated=len(whole) > self.length
-        )
+        require_unicode(prompt)
+        return tokenize(self._tokenizer, prompt.strip(), length=self.length)

@@ -42,7 +42,7 @@ class VideoRequest:
     passes; `sigmas` and `guidance` are then those of the first. `None`: one pass.
     videos: how many, each with noise of its own. seed: of the CPU noise generator. image: the first frame,
     RGB of any size, or `None`. image_crf: H.264 quality that the image is passed through, as the model
-    was trained; 0 leaves it as it is.
+    was trained; 0 leaves it as it is. notes: what was changed of what the sender gave.
     """
 
     prompt: str
@@ -58,6 +58,7 @@ class VideoRequest:
     image: Image.Image | None
     image_crf: int
     refinement: RefinementPlan | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def first_size(self) -> tuple[int, int]:
@@ -73,10 +74,12 @@ def video_request(
     size: Size,
     seed: int | None = None,
     image: Image.Image | None = None,
+    notes: tuple[str, ...] = (),
 ) -> VideoRequest:
     """Fill what the settings leave open with the values of their variant at this size.
 
-    seed: `None` is 0. image: the first frame, RGB of any size; `settings.image` is not read.
+    seed: `None` is 0. image: the first frame, RGB of any size; `settings.image` is not read. notes: what was
+    changed of it.
     Raises: ConfigError for values that can't be served, naming the key.
     """
     own = defaults(settings.variant, size)
@@ -96,6 +99,7 @@ def video_request(
         image=image,
         image_crf=settings.image_crf,
         refinement=_refinement(settings),
+        notes=notes,
     )
 
 

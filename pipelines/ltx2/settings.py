@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from accel.errors import ConfigError
+from pipelines.grids import require_grid
 from pipelines.number_types import Count, NonNegative, Positive
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -66,19 +67,9 @@ class Ltx2Settings:
     def __post_init__(self) -> None:
         step, first = (64, 128) if self.two_stage else (32, 64)
         legal = f"a multiple of {step}, at least {first}" + " with model.two_stage" * self.two_stage
-        _require_grid("height", self.height, step=step, first=first, legal=legal)
-        _require_grid("width", self.width, step=step, first=first, legal=legal)
-        _require_grid("frames", self.frames, step=8, first=1, legal="8 n + 1")
+        require_grid("height", self.height, step=step, first=first, legal=legal)
+        require_grid("width", self.width, step=step, first=first, legal=legal)
+        require_grid("frames", self.frames, step=8, first=1, legal="8 n + 1")
         for name in ("upsampling_adain", "upsampling_tone_mapping"):
             if getattr(self, name) and not self.two_stage:
                 raise ConfigError(f"model.{name}: has no effect in one stage; use model.two_stage=true.")
-
-
-def _require_grid(name: str, value: int | None, *, step: int, first: int, legal: str) -> None:
-    """Refuse what is not `first` plus a multiple of `step`. Raises: ConfigError."""
-    if value is None or (value >= first and (value - first) % step == 0):
-        return
-    below = first + max(value - first, 0) // step * step
-    raise ConfigError(
-        f"model.{name}: expected {legal}, got {value}; the nearest are {below} and {below + step}."
-    )

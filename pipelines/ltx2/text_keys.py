@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.ltx2.guidance import Guidance
 from pipelines.ltx2.text_attention import KeysAndValues, accepts_keys
 from pipelines.ltx2.transformer_pass import Text, Transformer
 
@@ -60,6 +61,16 @@ class AttendedText:
 
     batch: Text | TextKeys
     positive: Text | TextKeys
+
+
+def has_positive_keys(guidance: Guidance, transformer: Transformer) -> bool:
+    """Whether passes of the prompt alone get keys of their own, beside those of a larger batch.
+
+    A perturbed pass is not worth them where the transformer has no perturbed attention: it has no effect
+    then, and policies may leave it out.
+    """
+    perturbs = guidance.stg and transformer.config.perturbed_attn
+    return guidance.text and bool(guidance.modality or perturbs)
 
 
 def text_keys(transformer: Transformer, text: Text) -> Text | TextKeys:

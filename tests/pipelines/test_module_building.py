@@ -55,7 +55,7 @@ def test_a_failing_class_leaves_torch_as_it_was() -> None:
     assert not nn.Linear(2, 2).weight.is_meta
 
 
-def test_shared_parameters_are_counted_once() -> None:
+def test_shared_parameters_stay_shared() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -65,6 +65,9 @@ def test_shared_parameters_are_counted_once() -> None:
 
     module = build_on_meta(Tied, dtype=torch.float32)
     assert [name for name, _ in module.named_parameters()] == ["embedding.weight"]
+    allocate(module, CPU)
+    assert [name for name, _ in module.named_parameters()] == ["embedding.weight"]
+    assert module.head.weight is module.embedding.weight
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_is_beside_them() -> None:

@@ -91,8 +91,8 @@ def test_scaling_and_cropping_are_those_of_diffusers() -> None:
     [
         ((63, 64), "RGB", "too small: 63"),
         ((1024, 64), "RGB", "Aspect ratio too extreme"),
-        ((64, 64), "I;16", "more than 8 bits"),
-        ((64, 64), "I", "more than 8 bits"),
+        ((64, 64), "I;16", "save the image with 8 bits"),
+        ((64, 64), "I", "save the image with 8 bits"),
     ],
 )
 def test_unusable_images_are_refused_by_name(

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tiny_flux2 import make_components
 
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError, ConfigError, ObservationError
 from accel.policy import AccelPolicy
 from pipelines.build import build
 from pipelines.flux2.pipeline import IGNORED_GUIDANCE, Flux2Pipeline
@@ -101,7 +101,7 @@ def test_a_long_prompt_is_cut_with_a_note(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_prompt_that_is_no_text_is_refused() -> None:
     pipeline, request = make("model=flux2_klein")
-    with pytest.raises(ConfigError, match="not valid Unicode"):
+    with pytest.raises(ObservationError, match="not valid Unicode"):
         pipeline.run(replace(request, prompt="a \ud800 cat"))
 
 
@@ -123,6 +123,22 @@ def test_prompts_are_encoded_once(eager_policy: AccelPolicy) -> None:
     again = pipeline.run(replace(request, seed=1))
     assert (stage.cache.misses, stage.cache.hits) == (2, 2)
     assert first.digests["text_encoding.prompt_embeds"] == again.digests["text_encoding.prompt_embeds"]
+
+
+@pytest.mark.parametrize("model", ["flux2_klein", "flux2_dev"])
+def test_no_layer_above_the_last_that_is_read_and_no_cache_of_keys(model: str) -> None:
+    """The tiny text encoders have four layers, of which the inputs of three are read, the last of layer 3."""
+    pipeline, request = make(f"model={model}")
+    encoder = pipeline.stages[0].modules()["text_encoder"]
+    assert {name.split(".")[0] for name in encoder.state_dict()} == {"embed_tokens", "layers"}
+    assert len(encoder.layers) == 3
+    given: list[set[str]] = []
+    for layer in encoder.layers:
+        layer.register_forward_pre_hook(
+            lambda layer, args, kwargs: given.append(set(kwargs)), with_kwargs=True
+        )
+    pipeline.run(request)
+    assert given == [{"attention_mask", "position_embeddings"}] * 3
 
 
 def test_weights_changed_in_place_show_after_refresh() -> None:
@@ -147,8 +163,9 @@ def test_weights_changed_in_place_show_after_refresh() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("model=flux2_klein", "model.height=40"), "multiple of 16"),
-        (("model=flux2_klein", "model.width=0"), "multiple of 16"),
+        (("model=flux2_klein", "model.height=853"), "multiple of 16, got 853; the nearest are 848 and 864"),
+        (("model=flux2_klein", "model.width=8"), "multiple of 16, got 8; the nearest are 16 and 32"),
+        (("model=flux2_klein", "model.width=0"), "model.width"),
         (("model=flux2_klein", "model.variant=dev"), "does not belong to model=flux2_klein"),
         (("model=flux2_dev", "model.variant=4b"), "does not belong to model=flux2_dev"),
         (("model=flux2_klein", "model.variant=5b"), "variant"),

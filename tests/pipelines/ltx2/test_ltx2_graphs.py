@@ -25,6 +25,8 @@ from accel.record import Kind, Reason
 from accel.runner import Runner
 from pipelines.build import build
 from pipelines.ltx2.attention_breaks import break_at_attention
+from pipelines.ltx2.guidance import UNGUIDED
+from pipelines.ltx2.pipeline import Ltx2Pipeline
 from pipelines.ltx2.request import VideoRequest, video_request
 from pipelines.ltx2.settings import Ltx2Settings
 from tasks.config import compose
@@ -85,6 +87,33 @@ def test_a_manifest_of_one_run_serves_the_first_request_of_the_next(variant: str
     assert later.run(asked).digests == expected
     stages = [stage for stage in later.record.stages.values() if stage.outcomes]
     assert {outcome.kind for stage in stages for outcome in stage.outcomes} == {Kind.REPLAYED}
+
+
+@pytest.mark.usefixtures("on_recording_backend")
+@pytest.mark.parametrize("two_stage", [False, True])
+@pytest.mark.parametrize(
+    "change", [{"frames": 17}, {"height": 128, "width": 192}, {"guidance": UNGUIDED}], ids=str
+)
+def test_a_warm_up_of_true_shapes_serves_every_prompt(two_stage: bool, change: dict[str, Any]) -> None:
+    components = tiny_components("2.0", two_stage=two_stage)
+    eager = ours(components)
+    graphed = ours(components, policy=replace(GRAPH, capture="explicit"))
+    asked = request("2.0", two_stage=two_stage)
+    graphed.warm_up([asked])
+    graphed.new_record()
+    for prompt in ("A", "a much longer prompt " * 5):
+        served = replace(asked, prompt=prompt, seed=9)
+        assert graphed.run(served).digests == eager.run(served).digests
+    assert kinds(graphed) == {(Kind.REPLAYED, None)}
+
+    other = replace(asked, **change)
+    assert graphed.run(other).digests == eager.run(other).digests
+    assert kinds(graphed) == {(Kind.REPLAYED, None), (Kind.EAGER, Reason.NOT_WARMED)}
+
+
+def kinds(pipeline: Ltx2Pipeline) -> set[tuple[Kind, Reason | None]]:
+    stages = pipeline.record.stages.values()
+    return {(outcome.kind, outcome.reason) for stage in stages for outcome in stage.outcomes}
 
 
 @pytest.mark.usefixtures("on_recording_backend")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import pytest
 from ltx2_harness import ours, tiny_components
 from PIL import Image
 
-from accel.errors import ConfigError, ObservationError, SamebitError
+from accel.errors import ConfigError, SamebitError
 from pipelines.build import build
 from pipelines.ltx2 import components
 from pipelines.ltx2 import pipeline as ltx2_pipeline
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS
-from pipelines.ltx2.images import open_first_frame
 from pipelines.ltx2.pipeline import NEGATIVE_WITHOUT_EFFECT, STG_WITHOUT_EFFECT
-from pipelines.ltx2.request import video_request
+from pipelines.ltx2.request import VideoRequest, video_request
 from pipelines.ltx2.settings import Ltx2Settings
 from tasks.config import compose
 
@@ -155,6 +155,24 @@ def test_prompts_are_encoded_once() -> None:
     assert cache.misses == 4
 
 
+def test_the_text_encoder_makes_no_logits_and_no_cache_of_keys() -> None:
+    components = tiny_components()
+    encoder = components.text_encoder
+    assert {name.split(".")[0] for name in encoder.state_dict()} == {"embed_tokens", "layers", "norm"}
+    given: list[set[str]] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda layer, args, kwargs: given.append(set(kwargs)), with_kwargs=True
+        )
+        for layer in encoder.layers
+    ]
+    settings = Ltx2Settings(height=64, width=64, frames=1, steps=2, guidance=1.0, guidance_audio=1.0)
+    ours(components).run(video_request("one", settings=settings, size="tiny"))
+    for hook in hooks:
+        hook.remove()
+    assert given == [{"attention_mask", "position_embeddings"}] * 2
+
+
 def test_requests_do_not_disturb_each_other() -> None:
     pipeline = ours(tiny_components())
     small = Ltx2Settings(height=64, width=64, frames=9, steps=2)
@@ -165,26 +183,42 @@ def test_requests_do_not_disturb_each_other() -> None:
     assert pipeline.run(video_request("one", settings=small, size="tiny", seed=3)).digests != first
 
 
+def first_frame(file: Path) -> VideoRequest:
+    config = compose(*BASE, "model.save_as=frames", "model.image_crf=0", f"model.image={file}")
+    request: VideoRequest = ours(tiny_components()).request_from(config)
+    return request
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK"])
 def test_first_frames_of_8_bits_are_taken(tmp_path: Path, mode: str) -> None:
     name = "a.tif" if mode == "CMYK" else "a.png"
     Image.new("RGB", (6, 4), (255, 255, 255)).convert(mode).save(tmp_path / name)
-    image = open_first_frame(tmp_path / name)
-    assert (image.mode, image.size) == ("RGB", (6, 4))
-    assert np.asarray(image).min() >= 254
+    request = first_frame(tmp_path / name)
+    assert request.image is not None
+    assert (request.image.mode, request.image.size, request.notes) == ("RGB", (6, 4), ())
+    assert np.asarray(request.image).min() >= 254
 
 
+@pytest.mark.usefixtures("nothing_is_loaded")
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
 def test_first_frames_of_more_bits_are_refused(tmp_path: Path, dtype: type[np.generic]) -> None:
     Image.fromarray(np.full((4, 6), 300, dtype=dtype)).save(tmp_path / "a.tif")
-    with pytest.raises(ObservationError, match="save the image with 8 bits"):
-        open_first_frame(tmp_path / "a.tif")
+    with pytest.raises(ConfigError, match=r"model\.image: .*save the image with 8 bits"):
+        build(compose(*BASE, f"model.image={tmp_path / 'a.tif'}"))
 
 
+@pytest.mark.usefixtures("nothing_is_loaded")
 def test_files_that_are_no_images_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("<html>")
-    with pytest.raises(ObservationError, match="is no readable image"):
-        open_first_frame(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match=r"model\.image: .*is no readable image"):
+        build(compose(*BASE, f"model.image={tmp_path / 'a.png'}"))
+
+
+def test_what_is_dropped_of_a_first_frame_is_said(tmp_path: Path) -> None:
+    Image.new("RGBA", (6, 4), (255, 255, 255, 100)).save(tmp_path / "a.png")
+    asked = replace(first_frame(tmp_path / "a.png"), height=64, width=64, frames=1)
+    notes = ours(tiny_components()).run(asked).notes
+    assert notes[0] == "model.image: its transparency is ignored."
 
 
 def test_released_defaults() -> None:

@@ -18,7 +18,7 @@ from diffusers.models.transformers.transformer_ltx2 import (
     LTX2AudioVideoAttnProcessor,
     LTX2PerturbedAttnProcessor,
 )
-from ltx2_harness import ALL_SAME, NO_GUIDANCE, ours, same_outputs, stock, tiny_components
+from ltx2_harness import ALL_SAME, EAGER, NO_GUIDANCE, ours, same_outputs, stock, tiny_components
 from torch import Tensor
 
 import pipelines.ltx2.denoising as denoising
@@ -80,6 +80,17 @@ def test_once_a_request_for_each_kind_of_rows(guidance: dict[str, Any], rows: li
     with rows_of_text_projections(components.transformer) as calls:
         pipeline.run(request(**guidance))
     assert calls == once_a_block(*rows)
+
+
+def test_a_perturbed_pass_without_effect_gets_no_keys() -> None:
+    """Where it is left out they would be made in vain."""
+    asked = request(guidance_modality=1.0)
+    assert asked.guidance.stg
+    components = tiny_components()
+    pipeline = ours(components, policy=replace(EAGER, fused={"skip_ineffective_stg": True}))
+    with rows_of_text_projections(components.transformer) as calls:
+        pipeline.run(asked)
+    assert calls == once_a_block(2)
 
 
 def test_once_for_each_of_two_stages() -> None:

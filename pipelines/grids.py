@@ -1,0 +1,18 @@
+"""Numbers that a model makes in steps alone, such as heights and widths. Free of torch."""
+
+from __future__ import annotations
+
+from accel.errors import ConfigError
+
+
+def require_grid(name: str, value: int | None, *, step: int, first: int, legal: str) -> None:
+    """Refuse what is not `first` plus a multiple of `step`; `None` is not set.
+
+    legal: in words. Raises: ConfigError with the nearest legal values.
+    """
+    if value is None or (value >= first and (value - first) % step == 0):
+        return
+    below = first + max(value - first, 0) // step * step
+    raise ConfigError(
+        f"model.{name}: expected {legal}, got {value}; the nearest are {below} and {below + step}."
+    )

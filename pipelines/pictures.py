@@ -1,0 +1,43 @@
+"""Pictures that a configuration names, read from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from accel.errors import ConfigError
+
+_MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK", "YCbCr")
+
+
+def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str, ...]]:
+    """An image file, upright and RGB, with notes of what was dropped.
+
+    name: of the setting, for messages.
+    Raises: ConfigError if the file is missing, is no image, or has no 8-bit colours.
+    """
+    try:
+        with Image.open(Path(path).expanduser()) as image:
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no file {path}. Check the path.") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{name}: {path} is no readable image ({error}).") from None
+    return as_rgb(upright, name=name)
+
+
+def as_rgb(image: Image.Image, *, name: str) -> tuple[Image.Image, tuple[str, ...]]:
+    """Three 8-bit channels. Like diffusers, colours under transparency are taken as they are.
+
+    Raises: ConfigError for more than 8 bits a colour, whose range no file declares.
+    """
+    if image.mode not in _MODES:
+        raise ConfigError(f"{name}: pixels of mode {image.mode}; save the image with 8 bits a colour.")
+    if not image.has_transparency_data:
+        return image.convert("RGB"), ()
+    opaque = image.convert("RGBA")
+    is_transparent = np.asarray(opaque.getchannel("A")).min() < 255
+    return opaque.convert("RGB"), (f"{name}: its transparency is ignored.",) if is_transparent else ()
