@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from accel.fusion.compare import first_mismatch
 from accel.fusion.scope import fusion_scope
 from accel.graphs.tree import distinct_tensors
 from accel.measure.profile import profile_call
-from accel.region import regions_of
 from accel.site_names import SITE_NAMES
 from pipelines.flux3_action.denoising import Conditioning, Denoising
 from pipelines.flux3_action.observation import parse_observation
@@ -90,7 +88,6 @@ def main(out: Path) -> None:
         arm: _joint_pass(pipelines["eager"], requests[0], fused=fused)
         for arm, fused in (("eager", frozenset[str]()), ("fused", frozenset(SITE_NAMES)))
     }
-    report["overhead"] = _overhead(pipelines["graph"], requests[0])
     out.mkdir(parents=True, exist_ok=True)
     (out / "flux3_action.json").write_text(json.dumps(report, indent=1))
     (out / "flux3_action.md").write_text(markdown(report))
@@ -187,51 +184,6 @@ def _joint_pass(
         "launches": activity.launches,
         "captured_ms": statistics.median(captured),
     }
-
-
-def _overhead(pipeline: Flux3ActionPipeline, request: ActionRequest) -> dict[str, dict[str, float]]:
-    """Regions against a graph written by hand for the same call: copy in, replay, copy out, in turn."""
-    rows = {}
-    for stage in pipeline.stages:
-        for name, plain in regions_of(stage):
-            region, calls = getattr(stage, name), []
-            setattr(
-                stage, name, lambda *args, region=region, calls=calls: calls.append(args) or region(*args)
-            )
-            pipeline.run(request)
-            setattr(stage, name, region)
-            with torch.inference_mode():
-                by_hand = _graph_by_hand(plain, calls[-1])
-                ours, theirs = [], []
-                for turn in range(20):
-                    arms = [(ours, lambda region=region, args=calls[-1]: region(*args)), (theirs, by_hand)]
-                    for walls, run in arms if turn % 2 == 0 else arms[::-1]:
-                        walls += _walls(run)[10:]
-            rows[f"{stage.name}.{name}"] = {
-                "region_ms": statistics.median(ours),
-                "by_hand_ms": statistics.median(theirs),
-            }
-    return rows
-
-
-def _graph_by_hand(fn: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    static = [argument.clone() for argument in args]
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            fn(*static)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = distinct_tensors(fn(*static))
-
-    def run() -> list[torch.Tensor]:
-        for buffer, argument in zip(static, args, strict=True):
-            buffer.copy_(argument)
-        graph.replay()
-        return [output.clone() for output in outputs]
-
-    return run
 
 
 def _walls(run: Any) -> list[float]:

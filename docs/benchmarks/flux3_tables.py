@@ -52,7 +52,7 @@ def markdown(report: dict[str, Any]) -> str:
                 f"| {busy:.2f} | {p50 / busy if busy else 0:.3f} | {_counts(own['outcomes'])} "
                 f"| {_sites(row['cold'][index])} |"
             )
-    lines += ["", *_passes(report["joint_pass"]), *_overheads(report["overhead"])]
+    lines += ["", *_passes(report["joint_pass"])]
     return "\n".join(lines)
 
 
@@ -69,21 +69,6 @@ def _passes(passes: dict[str, Any]) -> list[str]:
             f"| {arm} | {row['launched_ms']:.1f} | {row['gpu_busy_ms']:.1f} | {row['launches']:,} "
             f"| {row['captured_ms']:.1f} |"
         )
-    return [*lines, ""]
-
-
-def _overheads(overheads: dict[str, Any]) -> list[str]:
-    lines = [
-        "## Regions against a graph written by hand",
-        "",
-        "Copy in, replay, copy out and wait, in turn.",
-        "",
-        "| Region | ours ms | by hand ms | ratio |",
-        "|---|---|---|---|",
-    ]
-    for region, row in overheads.items():
-        ours, by_hand = row["region_ms"], row["by_hand_ms"]
-        lines.append(f"| {region} | {ours:.3f} | {by_hand:.3f} | {ours / by_hand:.3f} |")
     return [*lines, ""]
 
 

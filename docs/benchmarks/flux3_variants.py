@@ -38,7 +38,7 @@ from tasks.environment import device_facts, software
 from tasks.markdown_table import markdown_table
 
 RECIPES = ("base", "sd")
-ARMS = ("eager", "graph", "fused", "graph+fused")
+ARMS = ("eager", "graph+fused")
 SAVINGS = ("graph+fused, skip_unused_guidance", "graph+fused, batched_guidance")
 WARM_UPS, ROUNDS, FRAMES = 3, 12, 4
 
