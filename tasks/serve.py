@@ -7,10 +7,12 @@ import contextlib
 import ipaddress
 import logging
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.build import build
 from pipelines.flux3_action.pipeline import Flux3ActionPipeline
+from tasks.auto_choice import choice_for
 from tasks.config import RunConfig, config_hash
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
@@ -18,6 +20,7 @@ from tasks.serving.app import make_app
 from tasks.serving.assembly import make_policy, make_service, manifest_file, serve_task
 from tasks.serving.codec import Limits
 from tasks.serving.flux3 import Flux3Policy
+from tasks.serving.heap import keep_freed_memory
 from tasks.serving.security import check_tls
 from tasks.serving.server import Server, bind
 from tasks.serving.settings import ServeTask, read_token
@@ -37,20 +40,30 @@ def main(config: RunConfig, *, folder: Path) -> None:
     if task.tls_certificate is not None and task.tls_key is not None:
         check_tls(task.tls_certificate, task.tls_key)
     manifest = manifest_file(config)
+    keep_freed_memory()
     with (
         contextlib.closing(bind(task.host, task.port)) as listener,
         RunConsole(config.logger.kind) as console,
     ):
         console.header(config_hash=config_hash(config), accel=config.accel, software=software())
-        pipeline = build(config, progress=console.progress)
-        assert isinstance(pipeline, Flux3ActionPipeline)
-        with contextlib.closing(pipeline):
-            console.pipeline(pipeline.description, device_facts(pipeline.description.device))
+        with opened_as_configured(config, console) as pipeline:
             policy = make_policy(config, pipeline, manifest=manifest, progress=console.progress)
             _warn_if_open(listener, token)
             asyncio.run(_serve(policy, task, listener, token))
             if manifest is not None:
                 manifest.save(pipeline)
+
+
+@contextlib.contextmanager
+def opened_as_configured(config: RunConfig, console: RunConsole) -> Iterator[Flux3ActionPipeline]:
+    """The pipeline, with what `accel=auto` chose before the first connection; closed at the end."""
+    with contextlib.closing(build(config, progress=console.progress)) as loaded:
+        console.pipeline(loaded.description, device_facts(loaded.description.device))
+        choice = choice_for(loaded, loaded.request_from(config), config.accel, console=console)
+        pipeline = loaded.with_policy(choice.policy) if choice else loaded
+        assert isinstance(pipeline, Flux3ActionPipeline)
+        with contextlib.closing(pipeline):
+            yield pipeline
 
 
 async def _serve(policy: Flux3Policy, task: ServeTask, listener: socket.socket, token: str | None) -> None:

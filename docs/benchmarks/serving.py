@@ -39,11 +39,13 @@ def markdown(report: Mapping[str, Any]) -> str:
         "Client and server share the machine and talk over loopback; an observation is three 360 x 640 uint8",
         f"cameras, 2.1 MB. FLUX 3 Action ran with {' '.join(report['overrides'])}.",
         "",
-        "Overhead is what a client waits for its answer less what the same call takes in its own process: there,",
-        "too, raw arrays are checked and converted before the pipeline runs. Both take turns (A B B A), and their",
-        "actions are equal bit for bit. A fair share is 8 times the p50 of a client alone.",
+        "Overhead is what a client waits for its answer less what the same call takes in its own process:",
+        "there, too, raw arrays are checked and converted before the pipeline runs. Both take turns,",
+        "A B B A, and their actions are equal bit for bit. A fair share is 8 times the p50 of a client",
+        "alone; the clients at once are processes of their own.",
         "",
-        f"{report['load_before']:.1f} and {report['load_after']:.1f} processes ran on average before and after.",
+        f"Load average of the machine before and after: {report['load_before']:.1f} and "
+        f"{report['load_after']:.1f}.",
         "",
         "| What | Result |",
         "|---|---|",
@@ -85,7 +87,9 @@ def _fairness_rows(policy: str, fair: Mapping[str, Any]) -> dict[str, str]:
         ),
         f"{policy}, their p99 over a fair share": f"{fair['p99_over_fair_share']:.2f}",
         f"{policy}, least over most served": f"{fair['least_over_most']:.3f}",
-        f"{policy}, pings meanwhile": f"p50 {fair['pings']['p50']:.1f}, longest {fair['pings']['max']:.1f} ms",
+        f"{policy}, pings meanwhile, p50 and longest": (
+            f"{fair['pings']['p50']:.1f} and {fair['pings']['max']:.1f} ms"
+        ),
     }
 
 
@@ -108,9 +112,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000, help="of the memory test")
     parser.add_argument("--disconnects", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each fairness test")
-    parser.add_argument(
-        "--inferences", type=int, default=200, help="of FLUX 3 Action, and as many in process"
-    )
+    parser.add_argument("--inferences", type=int, default=200, help="of FLUX 3 Action")
     args, overrides = parser.parse_known_args()
     overrides = overrides or ["accel=graph+fused"]
     report: dict[str, Any] = {

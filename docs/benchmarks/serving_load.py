@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import random
 import socket
 import statistics
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -126,15 +128,15 @@ def bad_neighbours(server: Child) -> dict[str, Any]:
 
 
 def fairness(server: Child, seconds: float) -> dict[str, Any]:
-    """Clients that all ask as fast as they can, between two measurements of one alone, while another pings."""
+    """Clients that all ask as fast as they can while another pings, and one alone before and after.
+
+    Each client is a process of its own, so that what they wait for is the server and not each other.
+    """
     before = ask(server, 100)
-
-    def converse(_: int) -> list[float]:
-        return ask(server, seconds=seconds)["latencies"]
-
-    with ThreadPoolExecutor(CLIENTS + 1) as threads:
-        pinging = threads.submit(_pings, server, seconds)
-        latencies = list(threads.map(converse, range(CLIENTS)))
+    with multiprocessing.get_context("fork").Pool(CLIENTS + 1) as processes:
+        pinging = processes.apply_async(_pings, (server, seconds))
+        latencies = processes.map(partial(_latencies, server), [seconds] * CLIENTS, chunksize=1)
+        pings = pinging.get(WAIT_S)
     after = ask(server, 100)
     counts = [len(row) for row in latencies]
     together = summary([value for row in latencies for value in row])
@@ -143,12 +145,17 @@ def fairness(server: Child, seconds: float) -> dict[str, Any]:
         "clients": CLIENTS,
         "alone_p50": alone,
         "p99_over_fair_share": together["p99"] / (CLIENTS * alone),
-        "pings": pinging.result(),
+        "pings": pings,
         "answers_by_client": counts,
         "least_over_most": min(counts) / max(counts),
         "answers_per_s": sum(counts) / seconds,
         **together,
     }
+
+
+def _latencies(server: Child, seconds: float) -> list[float]:
+    latencies: list[float] = ask(server, seconds=seconds)["latencies"]
+    return latencies
 
 
 def _pings(server: Child, seconds: float) -> dict[str, float]:

@@ -23,8 +23,7 @@ from starlette.routing import Mount, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipelines.build import build
 from pipelines.flux3_action.image_format import ImageFormat
@@ -41,9 +40,10 @@ from tasks.serving.server import Server, bind
 from tasks.serving.service import Service
 from tasks.serving.settings import ServeTask
 
+ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 600.0
 ECHO_PATH = "/echo"
-"""Where frames of any size are answered with as many bytes as an answer has, and nothing is done with them."""
+"""Where nothing is done with a frame but to answer it with as many bytes as an answer has."""
 ANSWER_BYTES = 1500
 
 

@@ -42,7 +42,7 @@ def compose_canvas(images: Mapping[str, Tensor], config: PolicyConfig) -> Tensor
         composed = _pad_droid(images[COMPOSITE], canvas)
     else:
         composed = _LAYOUTS[layout](_named(images, config.cameras), canvas)
-    return composed * 2 - 1
+    return (composed * 2).sub_(1)
 
 
 def _named(images: Mapping[str, Tensor], cameras: Sequence[str]) -> dict[str, Tensor]:
@@ -61,8 +61,7 @@ def _droid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
     for camera, view in views.items():
         _require_size(camera, view, DROID_CAMERA)
     wrist, left, right = views.values()
-    half = (DROID_CAMERA[0] // 2, DROID_CAMERA[1] // 2)
-    bottom = torch.cat([_resize(view, half, antialias=False) for view in (left, right)], dim=2)
+    bottom = torch.cat([_half(left), _half(right)], dim=2)
     return _pad_droid(torch.cat([wrist, bottom], dim=1), canvas)
 
 
@@ -100,12 +99,21 @@ def _grid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
     return composed
 
 
-def _resize(image: Tensor, size: Size, *, antialias: bool = True) -> Tensor:
-    """Bilinear, corners not aligned. An image of that size already comes back unchanged."""
+def _half(image: Tensor) -> Tensor:
+    """Half as high and wide: bilinear, corners not aligned, not antialiased.
+
+    That is the mean of 2 x 2 pixels. Torch adds them in one order with one thread and in another with more,
+    so `F.interpolate` rounds differently on different machines; this is the order of more threads, anywhere.
+    """
+    pairs = image[..., ::2] + image[..., 1::2]
+    return (pairs[:, ::2] + pairs[:, 1::2]).mul_(0.25)
+
+
+def _resize(image: Tensor, size: Size) -> Tensor:
+    """Bilinear, corners not aligned, antialiased. An image of that size already comes back unchanged."""
     if tuple(image.shape[1:]) == size:
         return image
-    resized = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=antialias)
-    return resized[0]
+    return F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
 def _require_cameras(layout: str, views: Mapping[str, Tensor], count: int) -> None:

@@ -43,13 +43,14 @@ def to_unit_image(value: Any, *, camera: str, image_format: ImageFormat) -> Tens
     if array.ndim != 3 or array.shape[channel_axis] != channels or array.size == 0:
         raise ObservationError(_shape_message(array.shape, layout, channels, camera))
     low, high = _range_of(array, image_format, camera)
-    # A fresh copy: torch takes neither negative strides nor foreign byte order, and warns of read-only.
-    native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    channels_first = torch.from_numpy(native).movedim(channel_axis, 0)[:3]
-    pixels = channels_first.to(torch.float32, memory_format=torch.contiguous_format)
+    channels_first = np.moveaxis(array, channel_axis, 0)[:3]
     if image_format.order.startswith("bgr"):
-        pixels = pixels.flip(0)
-    return ((pixels - low) / (high - low)).clamp(0, 1)
+        channels_first = channels_first[::-1]
+    # Axes are turned before bytes become floats: a quarter of the memory is walked in strides.
+    pixels = np.ascontiguousarray(channels_first).astype(np.float32)
+    pixels -= low
+    pixels /= high - low
+    return torch.from_numpy(np.clip(pixels, 0, 1, out=pixels))
 
 
 def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
@@ -101,7 +102,7 @@ def _range_of(array: npt.NDArray[Any], image_format: ImageFormat, camera: str) -
         bad = np.count_nonzero(~np.isfinite(array))
         raise ObservationError(f"camera '{camera}': {bad} of {array.size} values are NaN or infinite")
     slack = RANGE_SLACK * (high - low) if is_float else 0.0
-    if seen_low < low - slack or seen_high > high + slack:
+    if seen_low.item() < low - slack or seen_high.item() > high + slack:  # exact, whatever the dtype
         raise ObservationError(
             f"camera '{camera}': {array.dtype} values {seen_low} to {seen_high} lie outside {low:g} to "
             f"{high:g}; declare the value_range of the images, e.g. [0, 255], [-1, 1] or [0, 65535]"

@@ -156,7 +156,7 @@ def _pack_numpy(value: Any) -> dict[bytes, Any]:
     if isinstance(value, np.ndarray):
         return {
             b"__ndarray__": True,
-            b"data": value.tobytes(),
+            b"data": np.ascontiguousarray(value).data,  # the packer copies it
             b"dtype": value.dtype.str,
             b"shape": value.shape,
         }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-# New objects after which a collection starts by itself. Inferences are followed by one of ours, long before
-# that; requests that are refused are not, and their tracebacks are cycles too.
+# New objects after which a collection starts by itself. A rest comes long before that, unless the worker is
+# at one job for long while refused requests, whose tracebacks are cycles, pile up.
 _BOUND = 50_000
 _usual = gc.get_threshold()
 

@@ -22,6 +22,7 @@ from tasks.config import RunConfig, compose
 from tasks.serving.app import make_app
 from tasks.serving.assembly import make_policy, make_service, manifest_file, serve_task
 from tasks.serving.codec import Limits
+from tasks.serving.heap import keep_freed_memory
 from tasks.serving.settings import ServeTask, read_token
 
 # Settings that Ray Serve has of its own -> where.
@@ -46,7 +47,8 @@ def deployment(args: Mapping[str, Any]) -> serve.Deployment:
 
     args: key -> value, as `python run.py` takes them; values that are no text are written as JSON. They
         travel to the replicas as text, and each makes its own pipeline of them.
-    Raises: ConfigError for what `run.py` refuses, and for what Ray decides: the address, TLS, device=cuda:N.
+    Raises: ConfigError for what `run.py` refuses, for what Ray decides (the address, TLS, device=cuda:N), and
+        for accel=auto.
     """
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in args.items()}
     config = _compose(texts)
@@ -77,6 +79,7 @@ def build_app(args: Mapping[str, str]) -> ASGIApp:
     task = serve_task(config)
     token = read_token(task.token_file)
     manifest = manifest_file(config)
+    keep_freed_memory()
     pipeline = build(config)
     assert isinstance(pipeline, Flux3ActionPipeline)
     service = make_service(make_policy(config, pipeline, manifest=manifest), task)
@@ -101,6 +104,11 @@ def _refuse_what_ray_decides(config: RunConfig) -> None:
     if config.device.startswith("cuda:"):
         raise ConfigError(
             f"device={config.device}: Ray gives each replica a GPU of its own; leave device out."
+        )
+    if config.accel.auto_seconds is not None:
+        raise ConfigError(
+            "accel.auto_seconds: replicas do not measure, each could choose another policy. Run task=run "
+            "accel=auto once, and give the fleet the auto.yaml that it writes: accel=FOLDER/auto.yaml"
         )
     default = ServeTask(name="serve")
     for name, rays in _LEFT_TO_RAY.items():

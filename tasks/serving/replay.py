@@ -72,7 +72,7 @@ def connected(url: str, token: str | None) -> Iterator[tuple[ClientConnection, C
     headers = None if token is None else {"Authorization": f"Bearer {token}"}
     try:
         connection = connect(url, compression=None, max_size=None, additional_headers=headers)
-    except (OSError, WebSocketException) as error:
+    except (OSError, ValueError, WebSocketException) as error:  # a ValueError: no such host or port can be
         raise ConfigError(f"task.url={url}: no policy server answers there ({error}).") from None
     try:
         with connection:

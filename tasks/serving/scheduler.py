@@ -6,17 +6,14 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from tasks.serving.errors import BusyError, ExpiredError, SupersededError
+from tasks.serving.errors import BusyError, ExpiredError, SupersededError, UnavailableError
 
 T = TypeVar("T")
-
-REST_AT_LEAST_EVERY = 64
-"""Jobs after which `rest` is called although others wait."""
 
 _EXPIRED = "the deadline passed before there were actions"
 
@@ -42,16 +39,15 @@ class Scheduler:
 
     Clients take turns; jobs of one client run in order. capacity: jobs that may wait. latest_wins: a
     newer job of a client answers its older ones, waiting or running, with `SupersededError`.
-    rest: called in the worker's thread when no job waits; it delays the next one.
     """
 
-    def __init__(self, *, capacity: int, latest_wins: bool, rest: Callable[[], object]) -> None:
+    def __init__(self, *, capacity: int, latest_wins: bool) -> None:
         self._capacity = capacity
         self._latest_wins = latest_wins
-        self._rest = rest
-        self._since_rest = 0
         self._waiting: OrderedDict[Hashable, deque[_Job]] = OrderedDict()
         self._running: _Job | None = None
+        self._chore: Future[object] | None = None
+        self._closed = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inference")
 
     @property
@@ -63,9 +59,11 @@ class Scheduler:
         """Run `work` when it is this client's turn. A cancelled call leaves the queue.
 
         deadline: loop time after which the answer is of no use.
-        Raises: BusyError at once; SupersededError; ExpiredError at the deadline, whether the work has
-            begun or not; what `work` raises.
+        Raises: BusyError, UnavailableError at once; SupersededError; ExpiredError at the deadline, whether
+            the work has begun or not; what `work` raises.
         """
+        if self._closed:
+            raise UnavailableError("the server has stopped; try another one")
         loop = asyncio.get_running_loop()
         if deadline is not None and loop.time() >= deadline:
             raise ExpiredError(_EXPIRED)
@@ -86,9 +84,15 @@ class Scheduler:
         finally:
             self._leave(job)
 
+    def run_between_jobs(self, chore: Callable[[], object]) -> None:
+        """In the worker's thread as soon as it is free, unless the one before has still to run."""
+        if not self._closed and (self._chore is None or self._chore.done()):
+            self._chore = self._worker.submit(chore)
+
     def close(self) -> None:
-        """Let the thread end after the job it is at. Nothing may be run any more."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        """Wait until the thread ends with the job it is at. What waits is never run."""
+        self._closed = True
+        self._worker.shutdown(cancel_futures=True)
 
     def _supersede(self, client: Hashable) -> None:
         older = list(self._waiting.get(client, ()))
@@ -107,7 +111,7 @@ class Scheduler:
                 del self._waiting[job.client]
 
     def _start_next(self) -> None:
-        if self._running is not None or not self._waiting:
+        if self._running is not None or not self._waiting or self._closed:
             return
         client, jobs = self._waiting.popitem(last=False)
         job = jobs.popleft()
@@ -128,8 +132,4 @@ class Scheduler:
                 job.future.set_exception(error)
             else:
                 job.future.set_result(Done(working.result(), queued_ms))
-        self._since_rest += 1
-        if not self._waiting or self._since_rest >= REST_AT_LEAST_EVERY:
-            self._since_rest = 0
-            self._worker.submit(self._rest)
         self._start_next()

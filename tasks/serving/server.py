@@ -28,11 +28,15 @@ def bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a UnicodeError: no host has such a name
         raise ConfigError(
-            f"task.host={host}, task.port={port}: can't listen there ({error.strerror}). Choose another port."
+            f"task.host={host}, task.port={port}: can't listen there ({_reason(error)}). Take another."
         ) from None
     return listener
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 class Server(uvicorn.Server):
@@ -80,7 +84,13 @@ class Server(uvicorn.Server):
         warm_up.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            # Two servers may bind one port while they load; the first to listen has it.
+            raise ConfigError(
+                f"task.port: can't listen any more ({_reason(error)}). Choose another."
+            ) from None
         for listener in sockets or ():
             _log.info("Listening at %s; ready when the warm-up is done", self._url(listener))
 

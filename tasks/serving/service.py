@@ -25,6 +25,9 @@ _log = logging.getLogger("samebit")
 
 T = TypeVar("T")
 
+REST_AT_LEAST_EVERY = 64
+"""Exchanges after which garbage is collected although others are under way."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
@@ -59,11 +62,12 @@ class Service:
         self._policy = policy
         self._deadline_ms = deadline_ms
         self._slow_ms = slow_ms
-        self._scheduler = Scheduler(capacity=queue_size, latest_wins=latest_wins, rest=garbage.rest)
+        self._scheduler = Scheduler(capacity=queue_size, latest_wins=latest_wins)
         # Messages are decoded and checked here, not in the event loop; one thread keeps them in order.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._stopping = False
         self._exchanges = 0
+        self._since_rest = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.metrics.watch(queue_depth=lambda: self._scheduler.waiting, regions=policy.region_calls)
@@ -114,6 +118,7 @@ class Service:
             self._exchanges -= 1
             if not self._exchanges:
                 self._quiet.set()
+            self._rest_if_due()
 
     async def drain(self) -> None:
         """Refuse new calls from now on, and wait until those that were taken are answered."""
@@ -125,6 +130,13 @@ class Service:
         self._scheduler.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
         garbage.restore()
+
+    def _rest_if_due(self) -> None:
+        """After a reply was sent, not before: whoever waits for one does not wait for this."""
+        self._since_rest += 1
+        if self.warm.is_set() and (not self._exchanges or self._since_rest >= REST_AT_LEAST_EVERY):
+            self._since_rest = 0
+            self._scheduler.run_between_jobs(garbage.rest)
 
     async def _answer(self, read: Callable[[], Call], client: Hashable) -> Reply:
         if not self.ready:

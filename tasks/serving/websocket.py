@@ -66,7 +66,7 @@ class _Session:
         self._previous_ms: float | None = None
 
     async def receive(self, tasks: asyncio.TaskGroup) -> None:
-        """Listen all the time, so that a client that goes away is noticed at once."""
+        """Listen while requests are under way, so that a client that goes away is noticed at once."""
         previous = tasks.create_task(self._greet())
         while True:
             event = await self._socket.receive()

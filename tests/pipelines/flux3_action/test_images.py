@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accel.errors import ConfigError, ObservationError
 from pipelines.flux3_action.image_format import ImageFormat
-from pipelines.flux3_action.images import open_image, to_unit_image
+from pipelines.flux3_action.images import RANGE_SLACK, open_image, to_unit_image
 
 CASES = Path(__file__).parents[2] / "cases"
 RANGES = CASES / "C22_images"
@@ -45,6 +45,41 @@ def test_c22_uint8_is_divided_by_255_in_float32():
     assert image.dtype == torch.float32
     assert image.is_contiguous()
     assert torch.equal(image, torch.from_numpy(TRUE_PICTURE).permute(2, 0, 1).float() / 255)
+
+
+EVERY_BYTE = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2) + np.arange(
+    3, dtype=np.uint8
+)
+
+
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+@pytest.mark.parametrize("order", ["rgb", "bgr", "rgba", "bgra"])
+@pytest.mark.parametrize("value_range", ["auto", (0, 255), (-5, 260)])
+def test_c22_every_byte_in_every_declared_form_is_divided_to_the_bit(layout, order, value_range):
+    """The picture is what torch's own arithmetic makes of it, whatever carries it."""
+    low, high = (0, 255) if value_range == "auto" else value_range
+    expected = (torch.from_numpy(EVERY_BYTE).permute(2, 0, 1).float() - low) / (high - low)
+    image = EVERY_BYTE[..., ::-1] if order.startswith("bgr") else EVERY_BYTE
+    if len(order) == 4:
+        image = np.concatenate([image, EVERY_BYTE[..., :1]], axis=2)
+    if layout == "chw":
+        image = image.transpose(2, 0, 1)
+    for carrier in (image, np.asfortranarray(image), image.astype(np.int64), image.astype(">u2")):
+        seen = unit(carrier, layout=layout, order=order, value_range=value_range)
+        assert seen.is_contiguous()
+        assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8", "<f2", "<u2", ">u2", "<i8"])
+@pytest.mark.parametrize("value_range", [(0, 1), (-1, 1), (0, 255), (-0.3, 90.7), (0, 65535)])
+def test_c22_other_numbers_are_scaled_as_torch_scales_them(dtype, value_range):
+    low, high = value_range
+    slack = RANGE_SLACK * 0.9 * (high - low) if np.dtype(dtype).kind == "f" else 0
+    numbers = np.random.default_rng(0).uniform(low - slack, high + slack, (37, 53, 3))
+    image = (numbers if slack else np.trunc(numbers)).clip(None, 65500).astype(dtype)  # float16 ends there
+    tensor = torch.from_numpy(image.astype(image.dtype.newbyteorder("="))).permute(2, 0, 1).float()
+    expected = ((tensor - low) / (high - low)).clamp(0, 1)
+    assert torch.equal(unit(image, value_range=value_range), expected)
 
 
 @pytest.mark.parametrize("name", ["float32_0_1", "float64_0_1", "int64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import subprocess
@@ -19,10 +20,12 @@ from websockets.sync.client import connect
 
 from accel.errors import ConfigError
 from tasks.serving import connections
+from tasks.serving.app import make_app
 from tasks.serving.bodies import MSGPACK
 from tasks.serving.codec import Limits, decode, encode
 from tasks.serving.security import check_tls
-from tasks.serving.server import bind
+from tasks.serving.server import Server, bind
+from tasks.serving.service import Service
 from tasks.serving.settings import ServeTask, read_token
 
 # The stock client uses a form of `connect` that its library no longer recommends.
@@ -278,6 +281,26 @@ def test_an_address_in_use_is_an_error_of_the_configuration() -> None:
         taken.listen()
         with pytest.raises(ConfigError, match=r"task\.port=\d+: can't listen there"):
             bind("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["a..b", "nosuch.invalid", "192.0.2.1"])
+def test_a_host_that_is_none_of_this_machine(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.host=.*can't listen there"):
+        bind(host, 0)
+
+
+def test_of_two_servers_that_load_for_one_port_the_second_is_told() -> None:
+    """Both may bind it before either listens."""
+
+    async def serve_on(listener: socket.socket) -> None:
+        service = Service(FakePolicy(), queue_size=1)
+        app = make_app(service, limits=Limits(), token=None)
+        await Server(app, service, ServeTask(name="serve")).run_service(listener)
+
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(ConfigError, match=r"task\.port: can't listen any more"):
+            asyncio.run(serve_on(second))
 
 
 def test_silent_and_surplus_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from serving_harness import WAIT_S, FakePolicy, Running, serving
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from accel.errors import ConfigError
 from tasks.serving.codec import Limits, decode, encode
+from tasks.serving.replay import connected
 
 # The stock client uses a form of `connect` that its library no longer recommends.
 pytestmark = pytest.mark.filterwarnings(r"ignore:connect\(\) must be used:DeprecationWarning")
@@ -253,3 +255,11 @@ def test_slow_requests_are_logged_stage_by_stage(caplog: pytest.LogCaptureFixtur
     assert line.startswith("Slow request 'r1': ")
     for part in ("preprocess", "queue", "infer", "denoise 3.0"):
         assert part in line
+
+
+@pytest.mark.parametrize(
+    "url", ["ws://", "ws://127.0.0.1:99999", "ws://[::1", "ws://a..b:80", "ws://127.0.0.1:9"]
+)
+def test_an_address_where_no_server_can_be_is_an_error_of_the_configuration(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.url=ws://.*no policy server"), connected(url, None):
+        pass

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tasks.serving.errors import BusyError, ExpiredError, SupersededError
-from tasks.serving.scheduler import REST_AT_LEAST_EVERY, Scheduler
+from tasks.serving.errors import BusyError, ExpiredError, SupersededError, UnavailableError
+from tasks.serving.scheduler import Scheduler
 
 
 class Bench:
@@ -18,10 +18,9 @@ class Bench:
 
     def __init__(self, **options: Any) -> None:
         self.done: list[str] = []
-        self.rests = 0
         self.gate = threading.Event()
         self.started = threading.Event()
-        self.scheduler = Scheduler(**{"capacity": 100, "latest_wins": False, "rest": self._rest} | options)
+        self.scheduler = Scheduler(**{"capacity": 100, "latest_wins": False} | options)
 
     def work(self, name: str) -> str:
         self.done.append(name)
@@ -43,9 +42,6 @@ class Bench:
         task = asyncio.create_task(self.scheduler.run(lambda: self.work(name), client=client, **options))
         await asyncio.sleep(0)
         return task
-
-    def _rest(self) -> None:
-        self.rests += 1
 
 
 def scenario(test: Callable[[Bench], Awaitable[None]], **options: Any) -> Bench:
@@ -184,14 +180,27 @@ def test_errors_of_the_work_reach_who_asked_and_the_next_job_runs() -> None:
     scenario(test)
 
 
-def test_rests_when_idle_and_now_and_then_under_load() -> None:
+def test_chores_run_between_jobs_and_do_not_pile_up() -> None:
     async def test(bench: Bench) -> None:
-        holding = await bench.holding()
-        tasks = [await bench.submit(str(n), "a") for n in range(REST_AT_LEAST_EVERY + 5)]
+        tasks = [await bench.holding(), await bench.submit("next", "a")]
+        for _ in range(3):
+            bench.scheduler.run_between_jobs(lambda: bench.work("chore"))
         bench.gate.set()
-        await asyncio.gather(holding, *tasks)
-        await bench.scheduler.run(lambda: None, client="a")  # the rest before it has been taken
+        await asyncio.gather(*tasks)
 
-    bench = scenario(test)
-    assert bench.rests >= 2
-    assert len(bench.done) == REST_AT_LEAST_EVERY + 6
+    assert scenario(test).done == ["hold", "chore", "next"]
+
+
+def test_a_close_waits_for_the_job_under_way_and_nothing_begins_after_it() -> None:
+    async def test(bench: Bench) -> None:
+        holding, waiting = await bench.holding(), await bench.submit("waiting", "a")
+        threading.Timer(0.1, bench.gate.set).start()
+        bench.scheduler.close()
+        assert bench.done == ["hold"]
+        bench.scheduler.run_between_jobs(lambda: bench.work("chore"))
+        with pytest.raises(UnavailableError):
+            await bench.scheduler.run(lambda: bench.work("late"), client="b")
+        assert (await holding).value == "hold"
+        waiting.cancel()
+
+    assert scenario(test).done == ["hold"]
