@@ -12,12 +12,14 @@ from accel.policy import AccelPolicy, StageOverride
 from accel.selection import Choice
 from pipelines.auto_policy import AutoChoice
 
+# In tables, beside "auto" that measured anew.
+NAME = "chosen"
 _WIDTH = 100
 
 
 def policy_yaml(choice: AutoChoice, *, origin: str) -> str:
     """The file's text. origin: what it was measured for, e.g. "flux3_action on NVIDIA H200, torch 2.13.0"."""
-    settings = asdict(choice.policy)
+    settings = asdict(choice.policy) | {"name": NAME}
     common = {field.name: settings[field.name] for field in fields(AccelPolicy) if field.name != "stages"}
     not_tried = [f"Not tried: {candidate}: {why}" for candidate, why in choice.not_tried.items()]
     parts = [

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from accel.errors import StrictModeError
 from accel.policy import AccelPolicy
+from pipelines.auto_policy import AutoChoice
 from pipelines.build import build
 from pipelines.pipeline import Pipeline
-from pipelines.progress import Progress
+from tasks.auto_choice import choice_for
 from tasks.config import RunConfig, compose
 from tasks.manifest_file import ManifestFile
+from tasks.report_console import ReportConsole
 
 Arm: TypeAlias = Pipeline[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerated:
+    """The pipeline that runs as `accel` says.
+
+    policy: its own, with nothing left to choose. request: that of the configuration. choice: how
+    `accel=auto` came to that policy; `None` for all others.
+    """
+
+    pipeline: Arm
+    policy: AccelPolicy
+    request: Any
+    choice: AutoChoice | None
 
 
 def policy_named(name: str) -> AccelPolicy:
@@ -26,18 +42,20 @@ def policy_named(name: str) -> AccelPolicy:
 
 @contextmanager
 def opened_arms(
-    config: RunConfig, policies: Sequence[AccelPolicy], *, progress: Progress
-) -> Iterator[list[Arm]]:
-    """One pipeline for each policy, in order, closed at the end; the model is loaded once.
+    config: RunConfig, reference: AccelPolicy, *, console: ReportConsole
+) -> Iterator[tuple[Arm, Accelerated]]:
+    """A pipeline with the reference's policy and one with that of the configuration, closed at the end.
 
-    config: says what is built, but for its policy. Raises: as `pipelines.build.build`.
+    The model is loaded once. With `accel=auto`, the policy is chosen before anything else runs.
+    Raises: as `pipelines.build.build` and `Pipeline.request_from`.
     """
-    first, *others = policies
-    with ExitStack() as stack:
-        arms = [stack.enter_context(closing(build(replace(config, accel=first), progress=progress)))]
-        for policy in others:
-            arms.append(stack.enter_context(closing(arms[0].with_policy(policy))))
-        yield arms
+    with closing(build(replace(config, accel=reference), progress=console.progress)) as arm:
+        console.built(arm.description)
+        request = arm.request_from(config)
+        choice = choice_for(arm, request, config.accel, console=console)
+        policy = choice.policy if choice else config.accel
+        with closing(arm.with_policy(policy)) as pipeline:
+            yield arm, Accelerated(pipeline=pipeline, policy=policy, request=request, choice=choice)
 
 
 def manifest_of(config: RunConfig) -> ManifestFile | None:

@@ -10,17 +10,19 @@ from typing import Any, Literal
 
 import torch
 
-from accel.errors import ConfigError, SamebitError, UnequalBitsError
+from accel.errors import SamebitError, UnequalBitsError
 from accel.measure.stage_calls import around_stages
 from accel.measure.trace import chrome_trace, stage_range
 from accel.policy import AccelPolicy
+from pipelines.auto_policy import AutoChoice
 from pipelines.build import choose_device
 from pipelines.output_folder import OutputFolder
 from pipelines.progress import NULL_PROGRESS, Progress
 from tasks.arms import Arm, manifest_of, opened_arms, policy_named, strict_error
+from tasks.auto_choice import choices_in_words, policy_files
 from tasks.bench_table import FACTS, LATENCIES, TOTAL, BenchReport, Timing, bench_markdown
 from tasks.config import RunConfig
-from tasks.differences import breaks_promise
+from tasks.differences import breaks_promise, relative_error
 from tasks.gpu_state import GpuState, gpu_state
 from tasks.measurement_settings import BenchTask
 from tasks.report_console import ReportConsole, refusal_lines
@@ -72,7 +74,7 @@ class Bench:
     @property
     def report(self) -> BenchReport:
         arms = {arm.name: _timings(arm) for arm in (self.reference, self.accelerated)}
-        return BenchReport(arms=arms, unequal=self.unequal, states=self.states)
+        return BenchReport(arms=arms, unequal=self.unequal, errors=self.errors, states=self.states)
 
     @property
     def unequal(self) -> list[str] | None:
@@ -86,6 +88,16 @@ class Bench:
         return [
             name for name, digest in expected.items() if any(other.get(name) != digest for other in others)
         ]
+
+    @property
+    def errors(self) -> dict[str, float | None]:
+        """How far the outputs in `unequal` are from the reference's in the last request of each arm."""
+        ran = self.reference.outputs.keys() & self.accelerated.outputs.keys()
+        return {
+            name: relative_error(self.reference.outputs[name], self.accelerated.outputs[name])
+            for name in self.unequal or ()
+            if name in ran
+        }
 
     @property
     def breaks_promise(self) -> bool:
@@ -109,7 +121,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
     """Time, show and write bench.json, bench.md and, if asked, a trace of each arm.
 
     folder: claimed before anything is loaded.
-    Raises: ConfigError, OutputError; UnequalBitsError, StrictModeError after everything was written; and
+    Raises: OutputError; UnequalBitsError, StrictModeError after everything was written; and
     whatever building or running raises. KeyboardInterrupt and Terminated after the first request write what
     was measured so far, then go on.
     """
@@ -123,14 +135,13 @@ def main(config: RunConfig, *, folder: Path) -> None:
         names = arm_names(against, config.accel)
         manifest = manifest_of(config)
         console.begin(config)
-        with opened_arms(config, (against, config.accel), progress=console.progress) as arms:
-            console.built(arms[1].description)
-            request = arms[0].request_from(config)
+        with opened_arms(config, against, console=console) as (arm, subject):
             if manifest is not None:
-                manifest.capture(arms[1], config.model)
-            reference, accelerated = (TimedArm(*named) for named in zip(names, arms, strict=True))
-            bench = Bench(reference, accelerated, choose_device(config.device))
-            finish = partial(_finish, config, bench, console=console, output=output)
+                manifest.capture(subject.pipeline, config.model)
+            reference = TimedArm(names[0], arm)
+            accelerated = TimedArm(names[1], subject.pipeline)
+            bench, request = Bench(reference, accelerated, choose_device(config.device)), subject.request
+            finish = partial(_finish, config, bench, subject.choice, console=console, output=output)
             with console.interruptible(
                 has_results=lambda: reference.cold_ms is not None, write=lambda: finish("interrupted")
             ):
@@ -147,12 +158,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
 
 
 def arm_names(reference: AccelPolicy, accelerated: AccelPolicy) -> tuple[str, str]:
-    """Names of their own. Raises: ConfigError where there is nothing to compare."""
-    if reference == accelerated:
-        raise ConfigError(
-            f"task.against={reference.name} and accel={accelerated.name} are the same. "
-            "Choose another accel, or another task.against."
-        )
+    """Names of their own, for policies that differ."""
     same = reference.name == accelerated.name
     return reference.name, f"{accelerated.name} (changed)" if same else accelerated.name
 
@@ -169,6 +175,7 @@ def _status(config: RunConfig, bench: Bench) -> tuple[Status, SamebitError | Non
 def _finish(
     config: RunConfig,
     bench: Bench,
+    choice: AutoChoice | None,
     status: Status,
     traces: Mapping[str, bytes] | None = None,
     *,
@@ -190,7 +197,9 @@ def _finish(
     findings = {
         "status": status,
         "against": bench.reference.name,
+        "choices": choices_in_words(choice),
         "unequal_outputs": bench.unequal,
+        "relative_errors": dict(report.errors),
         "gpu": {when: asdict(state) for when, state in bench.states.items()},
         "speed_up": report.speed_ups,
         "arms": {arm: [timing.to_dict() for timing in timings] for arm, timings in report.arms.items()},
@@ -201,6 +210,7 @@ def _finish(
     title = title_of(description)
     files = {
         **(traces or {}),
+        **policy_files(choice, description),
         TABLE_FILE: bench_markdown(report, title=title).encode(),
         BENCH_FILE: encode_report(config, description, findings),
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from accel.record import StageRecord
 from tasks.gpu_state import GpuState
-from tasks.latency import Histogram, Latency, milliseconds, speed_up
+from tasks.latency import Histogram, Latency, speed_up
 from tasks.markdown_table import markdown_table
-from tasks.stage_table import NONE
+from tasks.number_text import NONE, count, mebibytes, milliseconds, percent, scientific, times
 
 TOTAL = "total"
 LATENCIES = ("stage", "arm", "p50", "p90", "p99", "max", "speed-up")
@@ -50,12 +50,14 @@ class Timing:
 class BenchReport:
     """arms: timings by arm, the reference first; stages in order, then `TOTAL`.
     unequal: outputs, by "stage.field", whose bits differ between or within the arms; `None` where the
-    accelerated arm has none to compare. states: of the GPU, by when.
+    accelerated arm has none to compare. errors: of these, as `relative_error` has them, where both arms came
+    to their end. states: of the GPU, by when.
     """
 
     arms: Mapping[str, Sequence[Timing]]
     unequal: Collection[str] | None
     states: Mapping[str, GpuState]
+    errors: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def histogram(self) -> Histogram:
@@ -94,7 +96,8 @@ class BenchReport:
             if state.throttled:
                 lines.append(f"The GPU was slowed down {when} the calls: {', '.join(state.clock_limits)}.")
         if self.unequal:
-            lines.append(f"UNEQUAL bits: {', '.join(self.unequal)}.")
+            found = (f"{name} (relative error {scientific(self.errors.get(name))})" for name in self.unequal)
+            lines.append(f"UNEQUAL bits: {', '.join(found)}.")
         return lines
 
     def _by_stage(self) -> list[tuple[str, Timing]]:
@@ -109,19 +112,19 @@ class BenchReport:
 
     def _gain(self, arm: str, stage: str) -> str:
         gain = self.speed_ups.get(stage) if arm != next(iter(self.arms)) else None
-        return NONE if gain is None else f"{gain:.2f} x"
+        return times(gain)
 
     def _facts(self, timing: Timing) -> list[str]:
         record, latency = timing.record, timing.latency
         if record is None:
             return [*[NONE] * 6, self._bits("")]
-        busy = record.gpu_busy_ms if latency and latency.p50 > 0 else None
+        p50, busy_ms = latency and latency.p50, record.gpu_busy_ms
         return [
-            NONE if record.launches is None else str(record.launches),
-            NONE if record.host_launches is None else str(record.host_launches),
-            NONE if busy is None or latency is None else f"{100 * busy / latency.p50:.0f} %",
-            f"{record.extra_bytes / 2**20:.0f}",
-            NONE if record.hit_ratio is None else f"{100 * record.hit_ratio:.0f} %",
+            count(record.launches),
+            count(record.host_launches),
+            percent(busy_ms / p50 if busy_ms is not None and p50 else None),
+            mebibytes(record.extra_bytes),
+            percent(record.hit_ratio),
             record.tier,
             self._bits(f"{timing.name}."),
         ]

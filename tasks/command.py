@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +13,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from accel.errors import ConfigError, SamebitError
+from accel.errors import ConfigError, OutputError, SamebitError
 from pipelines.output_folder import OutputFolder
 from pipelines.termination import Terminated, ending_cleanly
 from tasks import config
 from tasks.command_line import Plan, preflight
-from tasks.job_record import JOB_FILE, recorded
+from tasks.job_record import JOB_FILE, read_record, recorded
 from tasks.result_file import RESULT_FILE
 from tasks.standard_streams import keep_standard_streams
-from tasks.sweep import finished_report, latency_ms, register_resolvers, run_isolated, set_unfinished_aside
+from tasks.sweep import (
+    REPORT_FILES,
+    finished_report,
+    latency_ms,
+    register_resolvers,
+    run_isolated,
+    set_unfinished_aside,
+)
+
+log = logging.getLogger(__name__)
 
 # Here and not in `execute`: processes that a launcher starts get no further than importing this.
 register_resolvers()
@@ -80,16 +90,19 @@ def _run_job_of_sweep(cfg: DictConfig, folder: Path) -> None:
             return  # its settings were compared before the sweep started
         set_unfinished_aside(folder, cfg.task.name)
     job = HydraConfig.get()
-    with recorded(
-        folder,
-        number=job.job.num,
-        overrides=job.overrides.task,
-        model=cfg.model.name,
-        accel=cfg.accel.name,
-        task=cfg.task.name,
-        device=cfg.device,
-    ):
-        run_isolated(lambda: _run_task(cfg, folder), folder)
+    try:
+        with recorded(
+            folder,
+            number=job.job.num,
+            overrides=job.overrides.task,
+            model=cfg.model.name,
+            accel=cfg.accel.name,
+            task=cfg.task.name,
+            device=cfg.device,
+        ):
+            run_isolated(lambda: _run_task(cfg, folder), folder)
+    except (OutputError, OSError) as error:  # a full disk, where not even the error can be written
+        log.error("Job in %s can't say what became of it: %s", folder, error)
 
 
 def _run_task(cfg: DictConfig, folder: Path) -> None:
@@ -99,14 +112,17 @@ def _run_task(cfg: DictConfig, folder: Path) -> None:
 
 
 def _run(plan: Plan, start: Callable[[], None]) -> int:
-    for job in plan.jobs:  # one, or none with --help; proven before Hydra writes to it
-        OutputFolder.claim(job.folder, result_name=RESULT_FILE).close()
+    # One job, or none with --help; its folder is proven before Hydra writes to it.
+    for job, settings in zip(plan.jobs, plan.configs, strict=True):
+        result_name = REPORT_FILES.get(settings.task.name, RESULT_FILE)
+        OutputFolder.claim(job.folder, result_name=result_name).close()
     start()
     return 0
 
 
 def _sweep(plan: Plan, folder: Path, start: Callable[[], None]) -> int:
     _refuse_without_latency(plan)
+    _refuse_without_report(plan)
     with OutputFolder.claim(folder, result_name=RESULT_FILE):
         _refuse_mixing(plan, folder)
         try:
@@ -135,12 +151,25 @@ def _refuse_mixing(plan: Plan, folder: Path) -> None:
     if resumes and not any(folder.rglob(JOB_FILE)):
         raise ConfigError(f"'{folder}' holds no sweep to go on with. Leave output.resume out to start one.")
     for job, settings in zip(plan.jobs, plan.configs, strict=True):
+        record = read_record(job.folder)
+        if record is not None and record.task != settings.task.name:
+            raise ConfigError(
+                f"'{job.folder}' holds a job of task={record.task}, and a sweep of task={settings.task.name} "
+                "needs a folder of its own. Choose another output.dir."
+            )
         report = finished_report(job.folder, settings.task.name)
         if report is not None and report.config_hash != config.config_hash(settings):
             raise ConfigError(
                 f"'{job.folder}' holds the result of other settings ({report.config_hash}) than job "
                 f"{job.number} has now. Repeat the command of that sweep, or choose another output.dir."
             )
+
+
+def _refuse_without_report(plan: Plan) -> None:
+    """Raises: ConfigError where a job would leave nothing to compare it by."""
+    silent = {settings.task.name for settings in plan.configs} - REPORT_FILES.keys()
+    if silent:
+        raise ConfigError(f"-m compares jobs, and task={', '.join(silent)} leaves no result. Leave -m out.")
 
 
 def _refuse_without_latency(plan: Plan) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from accel.errors import ConfigError
 from tasks.composition import Composed, Composer, quoted
-from tasks.policy_choice import is_policy_file, overrides_of
 from tasks.result_file import RESULT_FILE
+from tasks.short_forms import written_out
 from tasks.sweep import Job, register_resolvers
 from tasks.yaml_source import Source
 
 Check = Callable[[Mapping[str, Any], Source], Any]
-
-_PATH = re.compile(r"(\.{0,2}|~)/.*|\.{1,2}")
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def preflight(
         config_name=args.config_name or config_name,
         extra_dir=Path(args.config_dir) if args.config_dir else None,
     )
-    texts = [expanded for text in args.overrides for expanded in _expand(text)]
+    texts = [_safe_folder(text) for text in written_out(args.overrides)]
     sampled = args.multirun and _is_sampled(composer, texts)
     split = _split(composer, texts, sweep=args.multirun, sampled=sampled)
     jobs = [composer.compose(job) for job in split]
@@ -110,28 +106,14 @@ def _refuse_flag(message: str) -> Any:
     raise ConfigError(f"{message}. See python run.py --help")
 
 
-def _expand(text: str) -> list[str]:
-    """Write out the short forms of `weights` and `accel`, and make folder names safe."""
+def _safe_folder(text: str) -> str:
+    """An override, with the overrides of a job in a folder's name made one legal name."""
     key, _, value = text.partition("=")
-    if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):
-        name = "${hydra.job.override_dirname}"
-        safe = value.strip("'\"").replace(name, f"${{folder_name:{name}}}")
-        return [f"{key}={quoted(safe)}" if name in value else text]
-    bare = value.strip("'\"")
-    if key == "accel" and is_policy_file(bare):
-        return overrides_of(bare)
-    if key != "weights":
-        return [text]
-    if "," in bare and "/" in bare:
-        raise ConfigError(f"'{text}': a sweep over folders is written weights=local weights.path=./a,./b")
-    if _PATH.fullmatch(bare):
-        return ["weights=local", f"weights.path={quoted(bare)}"]
-    if "/" in bare and os.path.isdir(bare):
-        raise ConfigError(f"'{text}': to load that folder write weights=./{bare}")
-    if hub := _HUB_ID.fullmatch(bare):
-        revision = [f"weights.revision={quoted(hub['revision'])}"] if hub["revision"] else []
-        return ["weights=hub", f"weights.repo={quoted(hub['repo'])}", *revision]
-    return [text]
+    name = "${hydra.job.override_dirname}"
+    if key not in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir") or name not in value:
+        return text
+    safe = value.strip("'\"").replace(name, f"${{folder_name:{name}}}")
+    return f"{key}={quoted(safe)}"
 
 
 def _is_sampled(composer: Composer, texts: list[str]) -> bool:

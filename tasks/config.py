@@ -24,6 +24,7 @@ from pipelines.weights_config import WeightsConfig
 from tasks.composition import Composer, plain_tree
 from tasks.measurement_settings import BenchTask, ProfileTask, VerifyTask
 from tasks.serving.settings import ClientTask, ServeTask
+from tasks.short_forms import written_out
 from tasks.typed import OTHER_NAMES, convert
 from tasks.yaml_source import Source
 
@@ -58,9 +59,6 @@ class RunTask:
 
 TaskSettings: TypeAlias = RunTask | VerifyTask | BenchTask | ProfileTask | ServeTask | ClientTask
 ModelSettings: TypeAlias = Flux3Settings | Flux2Settings | Ltx2Settings
-
-# Tasks that choose the policy of every stage by measuring, where `accel.auto_seconds` is set.
-AUTO_TASKS = ("run", "client")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +113,7 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     name, model = config.model.name, MODELS[config.model.name]
     config.accel.check(stages=model.stages, sites=model.sites, savings=model.savings, loops=model.loops)
     config.weights.check()
-    if config.accel.auto_seconds is not None and config.task.name not in AUTO_TASKS:
-        raise ConfigError(
-            f"accel.auto_seconds: task={config.task.name} measures nothing before it starts. Run task=run "
-            "accel=auto once, and pass on the auto.yaml that it writes: accel=FOLDER/auto.yaml"
-        )
+    _refuse_like_arms(config)
     if model.observes and config.observation is None:
         raise ConfigError(f"observation: model={name} needs one, e.g. observation.episode=data/panda_lift")
     if not model.observes and config.observation is not None:
@@ -135,9 +129,10 @@ def resolve(cfg: DictConfig) -> RunConfig:
 def compose(*overrides: str) -> RunConfig:
     """The configuration of `python run.py OVERRIDES...`, for use as a library.
 
-    Example: compose("accel=eager", "size=tiny"). Raises: ConfigError for what `run.py` refuses.
+    Example: compose("accel=eager", "weights=owner/name@revision").
+    Raises: ConfigError for what `run.py` refuses.
     """
-    composed = Composer(CONF).compose(overrides)
+    composed = Composer(CONF).compose(written_out(overrides))
     return build(composed.tree, composed.source)
 
 
@@ -147,6 +142,18 @@ def config_hash(config: RunConfig) -> str:
     text = msgspec.json.encode(settings, order="sorted")
     # The episode that comes with Samebit is the same one from any working directory.
     return hashlib.sha256(text.replace(f'"{ROOT}/'.encode(), b'"')).hexdigest()[:12]
+
+
+def _refuse_like_arms(config: RunConfig) -> None:
+    """Raises: ConfigError where `task=bench` would time the same policy twice."""
+    task, accel = config.task, config.accel
+    if not isinstance(task, BenchTask) or task.against != accel.name:
+        return
+    if accel == compose(f"accel={task.against}").accel:
+        raise ConfigError(
+            f"task.against={task.against} and accel={accel.name} are the same. Choose another accel, or "
+            "another task.against; every job of task=bench times its own reference beside accel."
+        )
 
 
 def _located(config: RunConfig) -> RunConfig:

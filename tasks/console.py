@@ -18,8 +18,9 @@ from accel.record import RunRecord, StageRecord
 from accel.selection import Choice
 from pipelines.auto_policy import AutoChoice
 from pipelines.pipeline import PipelineDescription
+from tasks.number_text import NONE
 from tasks.progress_bars import LineProgress, LiveProgress
-from tasks.stage_table import NONE, StageRow, break_lines, graph_lines, refusals, stage_rows, total_row
+from tasks.stage_table import StageRow, break_lines, graph_lines, refusals, stage_rows, total_row
 
 LoggerKind = Literal["rich", "plain", "quiet"]
 
@@ -211,6 +212,8 @@ def _requests(steady: int) -> str:
 
 
 def _accel(accel: AccelPolicy) -> str:
+    if accel.auto_seconds is not None:
+        return f"{accel.name}, tier {accel.tier} (chosen by measuring for up to {accel.auto_seconds:g} s)"
     graphs = (
         f"{accel.graph_mode} graphs, {accel.max_entries} a region" if accel.enable_cuda_graph else "no graphs"
     )

@@ -1,10 +1,14 @@
-"""Where two results of one request part."""
+"""Where two results of one request part, and how far."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from accel.fusion.compare import first_mismatch
 from accel.graphs.tree import distinct_tensors
@@ -62,6 +66,26 @@ def first_difference(expected: ComparedResult, actual: ComparedResult) -> Differ
             if found is not None:
                 return _difference(stage, field, tensor, found.index, found.expected, found.actual)
     return None
+
+
+def relative_error(expected: Any, actual: Any) -> float | None:
+    """How far one stage output is from another: the norm of their difference over that of `expected`.
+
+    Norms are L2, over all tensors of the output. `None` where that is no finite number: tensors of other
+    shapes, NaN, nothing but zeros. Waits for the device.
+    """
+    mine, other = distinct_tensors(expected), distinct_tensors(actual)
+    if [tensor.shape for tensor in mine] != [tensor.shape for tensor in other]:
+        return None
+    differences = (left.float() - right.float() for left, right in zip(mine, other, strict=True))
+    norm = _norm(tensor.float() for tensor in mine)
+    error = _norm(differences) / norm if norm else math.nan
+    return error if math.isfinite(error) else None
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Over all of them together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
 
 
 def first_file_difference(expected: Mapping[str, bytes], actual: Mapping[str, bytes]) -> Difference | None:

@@ -49,11 +49,3 @@ class Histogram:
 def speed_up(reference: Latency | None, faster: Latency | None) -> float | None:
     """Ratio of medians; `None` where one is missing."""
     return reference.p50 / faster.p50 if reference and faster and faster.p50 > 0 else None
-
-
-def milliseconds(value: float | None) -> str:
-    """At least three significant digits; tenths below a second; "-" for `None`."""
-    if value is None:
-        return "-"
-    digits = 2 if value < 10 else 1 if value < 1000 else 0
-    return f"{value:.{digits}f}"

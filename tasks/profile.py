@@ -16,10 +16,12 @@ from accel.measure.stage_calls import around_stages
 from accel.measure.timing import median
 from accel.measure.traffic import copy_bandwidth, counted_traffic, fused_kernel_names
 from accel.policy import AccelPolicy
+from pipelines.auto_policy import AutoChoice
 from pipelines.build import choose_device
 from pipelines.output_folder import OutputFolder
 from pipelines.progress import NULL_PROGRESS, Progress
-from tasks.arms import manifest_of, opened_arms, strict_error
+from tasks.arms import manifest_of, opened_arms, policy_named, strict_error
+from tasks.auto_choice import choices_in_words, policy_files
 from tasks.config import RunConfig
 from tasks.measurement_settings import ProfileTask
 from tasks.profile_table import profile_markdown, sections
@@ -121,19 +123,20 @@ def main(config: RunConfig, *, folder: Path) -> None:
     ):
         manifest = manifest_of(config)
         console.begin(config)
-        with opened_arms(config, (config.accel,), progress=console.progress) as (pipeline,):
-            console.built(pipeline.description)
-            request = pipeline.request_from(config)
+        with opened_arms(config, policy_named("eager"), console=console) as (_, subject):
             if manifest is not None:
-                manifest.capture(pipeline, config.model)
-            profiling = Profiling(TimedArm(config.accel.name, pipeline), choose_device(config.device))
-            finish = partial(_finish, config, profiling, top=task.top, console=console, output=output)
+                manifest.capture(subject.pipeline, config.model)
+            timed = TimedArm(config.accel.name, subject.pipeline)
+            profiling = Profiling(timed, choose_device(config.device))
+            finish = partial(_finish, config, profiling, subject.choice, console=console, output=output)
             with console.interruptible(
-                has_results=lambda: profiling.timed.cold_ms is not None, write=lambda: finish("interrupted")
+                has_results=lambda: timed.cold_ms is not None, write=lambda: finish("interrupted")
             ):
-                profiling.run(request, warmup=task.warmup, calls=task.calls, progress=console.progress)
-                profiling.count_traffic(request, config.accel)
-            error = strict_error(config, pipeline)
+                profiling.run(
+                    subject.request, warmup=task.warmup, calls=task.calls, progress=console.progress
+                )
+                profiling.count_traffic(subject.request, subject.policy)
+            error = strict_error(config, subject.pipeline)
             finish("not_strict" if error else "ok")
             if error is not None:
                 raise error
@@ -148,15 +151,16 @@ def graphless(policy: AccelPolicy) -> AccelPolicy:
 def _finish(
     config: RunConfig,
     profiling: Profiling,
+    choice: AutoChoice | None,
     status: Status,
     *,
-    top: int,
     console: ReportConsole,
     output: OutputFolder,
 ) -> None:
     """Show first: a full disk must not take the tables along."""
+    assert isinstance(config.task, ProfileTask)
     pipeline, stages = profiling.timed.pipeline, profiling.stages
-    notes, found = _notes(profiling), sections(stages, top=top)
+    notes, found = _notes(profiling), sections(stages, top=config.task.top)
     console.progress.stop()
     console.say()
     for note in notes:
@@ -170,6 +174,7 @@ def _finish(
     findings = {
         "status": status,
         "accel": config.accel.name,
+        "choices": choices_in_words(choice),
         "cold_ms": profiling.timed.cold_ms,
         "walls_ms": profiling.timed.walls_ms,
         "copy_bandwidth": profiling.bandwidth,
@@ -183,6 +188,7 @@ def _finish(
     description = pipeline.description
     title = f"{title_of(description)}, {config.accel.name}"
     files = {
+        **policy_files(choice, description),
         TABLE_FILE: profile_markdown(found, title=title, notes=notes).encode(),
         PROFILE_FILE: encode_report(config, description, findings),
     }

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.kernel_categories import short_name
-from tasks.latency import milliseconds
 from tasks.markdown_table import markdown_table
+from tasks.number_text import milliseconds, percent
 from tasks.stage_profile import KernelRow, StageProfile
 
 _KERNELS = ("stage", "category", "kernel", "calls", "ms", "share")
@@ -63,7 +63,7 @@ def profile_markdown(found: Sequence[Section], *, title: str, notes: Sequence[st
 
 def _stage(stage: StageProfile) -> list[str]:
     idle = stage.idle_ms
-    share = "-" if idle is None or not stage.p50_ms else f"{100 * idle / stage.p50_ms:.0f} %"
+    share = percent(idle / stage.p50_ms if idle is not None and stage.p50_ms else None)
     return [stage.name, *map(milliseconds, (stage.p50_ms, stage.activity.busy_ms, idle)), share]
 
 
@@ -100,6 +100,6 @@ def _traffic(stage: StageProfile) -> list[list[str]]:
             milliseconds(traffic.ms),
             f"{sum(traffic.moved.values()) / 2**20:.1f}",
             f"{traffic.bandwidth / 1e9:.0f}",
-            f"{100 * traffic.bandwidth / traffic.copy_bandwidth:.0f} %",
+            percent(traffic.bandwidth / traffic.copy_bandwidth),
         ]
     ]

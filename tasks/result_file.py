@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class RunResult:
     unequal_outputs: "stage.field" names that differed between requests.
     request, stages: `StageRecord.to_dict()` of the whole request and of every stage; ms and bytes. Stages
         also have `not_worth_it`: live graphs that gain little, one line each.
+    choices: what `accel=auto` chose for each stage: {"choice": ..., "reason": ...}; empty for other policies.
     notes: what the user should know of the result, e.g. that the prompt was cut short.
     digests: SHA-256 of every stage output of the first request, by "stage.field".
     files: SHA-256 of every output file, by name.
@@ -50,6 +51,7 @@ class RunResult:
     notes: list[str]
     digests: dict[str, str]
     files: dict[str, str]
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
     schema: int = SCHEMA
 
 

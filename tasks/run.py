@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,18 @@ from accel.errors import ConfigError, SamebitError, StrictModeError, UnequalBits
 from accel.graphs.manifest import Manifest, UsedSignature
 from accel.policy import AccelPolicy
 from accel.record import StageRecord
-from pipelines.auto_policy import AutoChoice, choose
+from pipelines.auto_policy import AutoChoice
 from pipelines.build import build, choose_device
 from pipelines.output_folder import OutputFolder
 from pipelines.paired_timing import TimedPipeline
-from pipelines.pipeline import PipelineDescription
-from pipelines.policy_file import policy_yaml
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.termination import Terminated
+from tasks.auto_choice import choice_for, choices_in_words, policy_files
 from tasks.config import RunConfig, RunTask, config_hash
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
 from tasks.manifest_file import ManifestFile
 from tasks.result_file import RESULT_FILE, RunResult, Status, Verdict, encode_result
-
-POLICY_FILE = "auto.yaml"
 
 
 class Result(Protocol):
@@ -118,15 +115,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
         profile = _profiles(config.task, choose_device(config.device).type)
         manifest = ManifestFile(Path(config.accel.manifest)) if config.accel.manifest is not None else None
         console.header(config_hash=config_hash(config), accel=config.accel, software=software())
-        pipeline, request = load(config, progress=console.progress)
-        choice = None
-        if config.accel.auto_seconds is not None:
-            with contextlib.closing(pipeline):
-                choice = choose(pipeline, request, config.accel, progress=console.progress)
-            pipeline = pipeline.with_policy(choice.policy)
-            console.choice(choice)
-        with contextlib.closing(pipeline):
-            console.pipeline(pipeline.description, device_facts(pipeline.description.device))
+        with _opened(config, console) as (pipeline, request, choice):
             if manifest is not None:
                 manifest.capture(pipeline, config.model)
             measurement = Measurement(pipeline)
@@ -157,6 +146,22 @@ def load(config: RunConfig, *, progress: Progress) -> tuple[RunnablePipeline, An
     except BaseException:
         pipeline.close()
         raise
+
+
+@contextlib.contextmanager
+def _opened(
+    config: RunConfig, console: RunConsole
+) -> Iterator[tuple[RunnablePipeline, Any, AutoChoice | None]]:
+    """The pipeline, its request, and what `accel=auto` chose for it; closed at the end."""
+    loaded, request = load(config, progress=console.progress)
+    with contextlib.closing(loaded):
+        console.pipeline(loaded.description, device_facts(loaded.description.device))
+        choice = choice_for(loaded, request, config.accel, console=console)
+        if choice is None:
+            yield loaded, request, None
+            return
+        with contextlib.closing(loaded.with_policy(choice.policy)) as pipeline:
+            yield pipeline, request, choice
 
 
 def _profiles(task: RunTask, device: str) -> bool:
@@ -198,22 +203,20 @@ def _finish(
     little = [line for lines in pipeline.not_worth_it().values() for line in lines]
     console.report(pipeline.record, measurement.request, unequal=unequal, not_worth_it=little)
     files = pipeline.files(measurement.result, config_hash=config_hash(config))
-    if choice is not None:
-        files[POLICY_FILE] = policy_yaml(choice, origin=_origin(pipeline.description)).encode()
-    result = _result(config, measurement, status, files)
+    files |= policy_files(choice, pipeline.description)
+    result = _result(config, measurement, status, files, choice)
     output.write({**files, RESULT_FILE: encode_result(result)})
     console.written(output.path, [*files, RESULT_FILE])
     if manifest is not None:
         manifest.save(pipeline)
 
 
-def _origin(description: PipelineDescription) -> str:
-    device = device_facts(description.device)["name"]
-    return f"{description.model}, {description.size}, on {device} with torch {software()['torch']}"
-
-
 def _result(
-    config: RunConfig, measurement: Measurement, status: Status, files: Mapping[str, bytes]
+    config: RunConfig,
+    measurement: Measurement,
+    status: Status,
+    files: Mapping[str, bytes],
+    choice: AutoChoice | None,
 ) -> RunResult:
     assert measurement.result is not None
     pipeline = measurement.pipeline
@@ -230,6 +233,7 @@ def _result(
         strict_violations=pipeline.strict_violations(),
         request=measurement.request.to_dict(),
         stages=[row | {"not_worth_it": little.get(row["name"], [])} for row in pipeline.record.to_dict()],
+        choices=choices_in_words(choice),
         notes=list(measurement.result.notes),
         digests=dict(measurement.result.digests),
         files={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},

@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from accel.measure.timing import median, percentile
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
-from tasks.latency import milliseconds
+from tasks.number_text import NONE, count, mebibytes, milliseconds, percent
 
 N = TypeVar("N", int, float)
 
-NONE = "-"
 MAX_BREAKS = 12  # lines
 CELL_WIDTH = 28  # holds "eager (component_offloaded)"
 
@@ -105,8 +104,8 @@ def break_lines(record: RunRecord) -> list[str]:
     """Where segmented graphs leave the device, e.g. "denoising: model.py:12 aten::item (automatic) x4"."""
     lines = []
     for stage in record.stages.values():
-        for place, count in Counter(stage.breaks).items():
-            lines.append(f"{stage.name}: {place}" + (f" x{count}" if count > 1 else ""))
+        for place, passes in Counter(stage.breaks).items():
+            lines.append(f"{stage.name}: {place}" + (f" x{passes}" if passes > 1 else ""))
     if len(lines) > MAX_BREAKS:
         lines[MAX_BREAKS:] = [f"and {len(lines) - MAX_BREAKS} more places; all are in result.json"]
     return lines
@@ -148,16 +147,16 @@ def fused_cell(stage: StageRecord) -> str:
 def _row(stage: StageRecord, *, tier: str = "", graphs: str = "", fused: str = "") -> StageRow:
     p50 = median(stage.walls_ms) if stage.walls_ms else None
     p95 = percentile(stage.walls_ms, 95) if stage.walls_ms else None
-    busy = NONE if stage.gpu_busy_ms is None or not p50 else f"{100 * stage.gpu_busy_ms / p50:.0f} %"
+    busy = stage.gpu_busy_ms / p50 if stage.gpu_busy_ms is not None and p50 else None
     return StageRow(
         stage=stage.name,
         p50=milliseconds(p50),
         p95=milliseconds(p95),
         cold=milliseconds(stage.cold_ms),
-        launches=_count(stage.launches),
-        host=_count(stage.host_launches),
-        busy=busy,
-        extra_mib=f"{stage.extra_bytes / 2**20:.0f}",
+        launches=count(stage.launches),
+        host=count(stage.host_launches),
+        busy=percent(busy),
+        extra_mib=mebibytes(stage.extra_bytes),
         tier=tier,
         graphs=graphs,
         fused=fused,
@@ -168,10 +167,6 @@ def _sum(values: Iterable[N | None]) -> N | None:
     """The sum of what was measured; `None` where nothing was."""
     measured = [value for value in values if value is not None]
     return sum(measured[1:], start=measured[0]) if measured else None
-
-
-def _count(value: int | None) -> str:
-    return NONE if value is None else str(value)
 
 
 def _wrap(parts: Iterable[str]) -> str:

@@ -23,6 +23,8 @@ from pipelines.termination import Terminated
 from tasks.result_file import RESULT_FILE, read_result
 
 ERROR_FILE = "error.txt"
+# What a task writes when it is done; the other tasks leave nothing that jobs could be compared by.
+REPORT_FILES = {"run": RESULT_FILE, "verify": "verify.json", "bench": "bench.json", "profile": "profile.json"}
 
 _LONGEST_NAME = 120  # bytes; file systems allow 255, tools add suffixes
 _NOT_IN_NAMES = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
@@ -87,14 +89,9 @@ class Report:
     config_hash: str
 
 
-def report_file(task: str) -> str:
-    """The file that a task writes when it is done."""
-    return RESULT_FILE if task == "run" else f"{task}.json"
-
-
 def read_report(folder: Path, task: str) -> Report | None:
     """`None` where there is none that is complete and can be read."""
-    file = folder / report_file(task)
+    file = folder / REPORT_FILES[task]
     try:
         if task == "run":
             result = read_result(file)
@@ -112,7 +109,7 @@ def finished_report(folder: Path, task: str) -> Report | None:
 
 def set_unfinished_aside(folder: Path, task: str) -> None:
     """Make room for the report of a job that is run again; what an interrupted one measured is kept."""
-    report = folder / report_file(task)
+    report = folder / REPORT_FILES[task]
     if report.exists():
         report.replace(report.with_suffix(".unfinished.json"))
 

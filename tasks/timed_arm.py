@@ -16,7 +16,7 @@ class TimedArm:
     """A pipeline, the times of its requests, and what the first and the last of them gave.
 
     cold_ms: of the first request, captures and kernel verification included. walls_ms: of the timed
-    requests, and of their stages by name.
+    requests, and of their stages by name. outputs: of the last request, by "stage.field"; empty before it.
     """
 
     name: str
@@ -25,6 +25,7 @@ class TimedArm:
     walls_ms: list[float] = field(default_factory=list)
     stage_walls_ms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     digests: list[Mapping[str, str]] = field(default_factory=list)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
 
     def start(self, request: Any) -> None:
         """The cold request."""
@@ -43,5 +44,7 @@ class TimedArm:
 
     def finish(self, request: Any) -> None:
         """Requests that are not timed: one whose outputs are compared, one under the profiler."""
-        self.digests.append(self.pipeline.run(request).digests)
+        result = self.pipeline.run(request)
+        self.digests.append(result.digests)
+        self.outputs = result.outputs
         self.pipeline.profile(request)

@@ -9,8 +9,10 @@ from typing import Literal
 
 from accel.errors import SamebitError, UnequalBitsError
 from accel.record import Kind, RunRecord
+from pipelines.auto_policy import AutoChoice
 from pipelines.output_folder import OutputFolder
 from tasks.arms import manifest_of, opened_arms, policy_named, strict_error
+from tasks.auto_choice import choices_in_words, policy_files
 from tasks.bit_comparison import Comparison
 from tasks.config import RunConfig, config_hash
 from tasks.measurement_settings import VerifyTask
@@ -39,19 +41,17 @@ def main(config: RunConfig, *, folder: Path) -> None:
     ):
         manifest = manifest_of(config)
         console.begin(config)
-        policies = policy_named("eager"), config.accel
-        with opened_arms(config, policies, progress=console.progress) as (eager, accelerated):
-            console.built(accelerated.description)
+        with opened_arms(config, policy_named("eager"), console=console) as (eager, subject):
             requests = varied_requests(config, eager, task.requests)
             if manifest is not None:
-                manifest.capture(accelerated, config.model)
-            comparison = Comparison(eager, accelerated, requests, config_hash(config))
-            finish = partial(_finish, config, comparison, console=console, output=output)
+                manifest.capture(subject.pipeline, config.model)
+            comparison = Comparison(eager, subject.pipeline, requests, config_hash(config))
+            finish = partial(_finish, config, comparison, subject.choice, console=console, output=output)
             with console.interruptible(
                 has_results=lambda: bool(comparison.visits), write=lambda: finish("interrupted")
             ):
                 comparison.run(progress=console.progress)
-                comparison.find_culprits(config.accel, progress=console.progress)
+                comparison.find_culprits(subject.policy, progress=console.progress)
             status, error = _status(config, comparison)
             finish(status)
             if error is not None:
@@ -85,7 +85,13 @@ def _status(config: RunConfig, comparison: Comparison) -> tuple[Status, SamebitE
 
 
 def _finish(
-    config: RunConfig, comparison: Comparison, status: Status, *, console: ReportConsole, output: OutputFolder
+    config: RunConfig,
+    comparison: Comparison,
+    choice: AutoChoice | None,
+    status: Status,
+    *,
+    console: ReportConsole,
+    output: OutputFolder,
 ) -> None:
     """Show first: a full disk must not take the verdict along."""
     _show(comparison, console)
@@ -95,6 +101,7 @@ def _finish(
         "status": status,
         "verdict": "unequal" if unequal else "equal",
         "tier": config.accel.tier,
+        "choices": choices_in_words(choice),
         "accelerated": was_accelerated(record),
         "requests": [describe_request(request) for request in comparison.requests],
         "comparisons": [asdict(visit) for visit in comparison.visits],
@@ -103,8 +110,13 @@ def _finish(
         "strict_violations": comparison.accelerated.strict_violations(),
         "stages": record.to_dict(),
     }
-    output.write({VERIFY_FILE: encode_report(config, comparison.accelerated.description, findings)})
-    console.written(output.path, [VERIFY_FILE])
+    description = comparison.accelerated.description
+    files = {
+        **policy_files(choice, description),
+        VERIFY_FILE: encode_report(config, description, findings),
+    }
+    output.write(files)
+    console.written(output.path, list(files))
 
 
 def _show(comparison: Comparison, console: ReportConsole) -> None:
@@ -123,7 +135,9 @@ def _show(comparison: Comparison, console: ReportConsole) -> None:
 def _verdict(comparison: Comparison) -> tuple[str, str]:
     """The last line, and its style."""
     differing = f"{len(comparison.differences)} of {len(comparison.visits)} comparisons differ"
-    if comparison.eager_unequal or comparison.broken:
+    if comparison.eager_unequal:
+        return "UNDECIDED: eager gives different bits for the same request.", "bold red"
+    if comparison.broken:
         return f"UNEQUAL: {differing}.", "bold red"
     if comparison.differences:
         return f"{differing}, as the tiers of these stages allow; nothing else does.", "yellow"

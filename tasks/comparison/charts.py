@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tasks.comparison.figures import Figures
 from tasks.comparison.rows import JobRow
-from tasks.comparison.tables import mebibytes, ms, speed_up
+from tasks.number_text import mebibytes, milliseconds, times
 
 WIDTH = 720
 
@@ -107,7 +107,7 @@ def _ladder(title: str, rows: Sequence[Timed]) -> BarChart:
         title,
         sorted(rows, key=lambda timed: _rung(timed.row.accel)),
         lambda timed: timed.row.figures[:1],
-        value=lambda timed: f"{ms(timed.p50_ms)} ms, {speed_up(timed.request.speed_up)}",
+        value=lambda timed: f"{milliseconds(timed.p50_ms)} ms, {times(timed.request.speed_up)}",
         colour=lambda timed, _: _rung(timed.row.accel),
     )
 
@@ -119,7 +119,7 @@ def _stage_stack(title: str, rows: Sequence[Timed]) -> BarChart:
         title,
         rows,
         lambda timed: timed.row.figures[1:],
-        value=lambda timed: f"{ms(timed.p50_ms)} ms",
+        value=lambda timed: f"{milliseconds(timed.p50_ms)} ms",
         colour=lambda _, part: colours[part.stage],
         legend=tuple((colour, stage) for stage, colour in colours.items()),
     )
@@ -141,7 +141,8 @@ def _memory_scatter(title: str, rows: Sequence[Timed]) -> ScatterChart:
                 y=round(top + height * (1 - timed.p50_ms / most_ms), 1),
                 colour=_rung(timed.row.accel),
                 label=str(timed.row.job),
-                text=f"{timed.label}: {ms(timed.p50_ms)} ms, {mebibytes(timed.request.extra_bytes)} MiB",
+                text=f"{timed.label}: {milliseconds(timed.p50_ms)} ms, "
+                f"{mebibytes(timed.request.extra_bytes)} MiB",
             )
             for timed in rows
         ),
@@ -168,7 +169,7 @@ def _bar_chart(
         x, segments = float(_LABEL), []
         for part in parts(timed):
             width = scale * (part.p50_ms or 0)
-            text = f"{part.stage}: {ms(part.p50_ms)} ms"
+            text = f"{part.stage}: {milliseconds(part.p50_ms)} ms"
             segments.append(
                 Segment(x=round(x, 1), width=round(width, 1), colour=colour(timed, part), text=text)
             )

@@ -9,16 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tasks.comparison.figures import REQUEST
+from tasks.comparison.findings import REQUEST
 from tasks.comparison.rows import JobRow
-from tasks.comparison.tables import fallback_calls
+from tasks.comparison.tables import fallback_calls, note
 
 SCHEMA = 1
 
-_JOB_FIELDS = ("job", "status", "error", "model", "accel", "device", "eager_job", "folder", "begin", "end")
+_JOB_FIELDS = (
+    *("job", "status", "error", "task", "model", "accel", "device", "eager_job", "compared_with"),
+    *("folder", "begin", "end"),
+)
 _FIGURES = (
     *("stage", "tier", "p50_ms", "p95_ms", "cold_ms", "speed_up", "gpu_busy"),
-    *("launches", "host_launches", "extra_bytes", "equal"),
+    *("launches", "host_launches", "extra_bytes", "equal", "relative_error"),
 )
 
 
@@ -31,7 +34,7 @@ def to_json(rows: Sequence[JobRow]) -> str:
 def to_csv(rows: Sequence[JobRow]) -> str:
     """Whole requests as stage "request". A job without a result has one line, its figures empty."""
     text = io.StringIO()
-    columns = (*_JOB_FIELDS, "overrides", "contended_with", *_FIGURES, "fallbacks")
+    columns = (*_JOB_FIELDS, "overrides", "contended_with", "note", *_FIGURES, "fallbacks")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(line for row in rows for line in _lines(row))
@@ -43,6 +46,7 @@ def _lines(row: JobRow) -> Iterator[dict[str, Any]]:
     job |= {
         "overrides": " ".join(row.overrides),
         "contended_with": " ".join(map(str, row.contended_with)),
+        "note": note(row),
     }
     if not row.figures:
         yield job | {"stage": REQUEST}

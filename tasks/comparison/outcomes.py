@@ -7,23 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from accel.errors import OutputError
+from tasks.comparison.findings import Findings
+from tasks.comparison.reports import read_findings
 from tasks.job_record import CPU, JOB_FILE, JobRecord, read_record
-from tasks.result_file import RESULT_FILE, RunResult, read_result
-from tasks.sweep import ERROR_FILE, Job, read_report, report_file
+from tasks.sweep import ERROR_FILE, REPORT_FILES, Job, read_report
 
 JobStatus = Literal["ok", "interrupted", "failed", "no result", "not started"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """status: `failed` jobs have an error; `no result` ones ended without a file, or were cut short."""
+    """status: `failed` jobs have an error; `no result` ones ended without a file, or were cut short.
+    found: `None` where the job wrote nothing to compare.
+    """
 
     job: Job
     status: JobStatus
     error: str
     record: JobRecord | None
-    result: RunResult | None
+    found: Findings | None
 
 
 def recorded_jobs(folder: Path) -> list[Job]:
@@ -34,18 +36,12 @@ def recorded_jobs(folder: Path) -> list[Job]:
 
 
 def outcome_of(job: Job) -> Outcome:
-    """Tasks other than `run` have a status and no result."""
+    """What the files in the job's folder say."""
     record = read_record(job.folder)
-    result = _result(job.folder)
-    status, error = _status(job.folder, record.task if record else "run")
-    return Outcome(job=job, status=status, error=error, record=record, result=result)
-
-
-def _result(folder: Path) -> RunResult | None:
-    try:
-        return read_result(folder / RESULT_FILE)
-    except OutputError:
-        return None
+    task = record.task if record else "run"
+    status, error = _status(job.folder, task)
+    found = read_findings(job.folder, task)
+    return Outcome(job=job, status=status, error=error, record=record, found=found)
 
 
 def _status(folder: Path, task: str) -> tuple[JobStatus, str]:
@@ -57,7 +53,7 @@ def _status(folder: Path, task: str) -> tuple[JobStatus, str]:
         return ("interrupted" if report.status == "interrupted" else "ok"), ""
     if not folder.exists():
         return "not started", ""
-    return "no result", f"wrote no {report_file(task)} that can be read"
+    return "no result", f"wrote no {REPORT_FILES[task]} that can be read"
 
 
 def contending(record: JobRecord, others: Sequence[JobRecord]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from tasks.comparison import tables
 from tasks.comparison.charts import WIDTH, ladders, memory_scatters, stage_stacks
 from tasks.comparison.rows import JobRow
+from tasks.number_text import count, mebibytes, milliseconds, percent, times
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -38,7 +39,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (tables.ms, tables.count, tables.speed_up, tables.percent, tables.mebibytes)
+    of_values = (milliseconds, count, times, percent, mebibytes)
     of_rows = (tables.note, tables.bits, tables.fallback_calls)
     environment.filters |= {filter_.__name__: filter_ for filter_ in (*of_values, *of_rows)}
     environment.filters["link"] = quote

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tasks.comparison.figures import REQUEST, Figures
+from tasks.comparison.figures import Figures
+from tasks.comparison.findings import REQUEST
 from tasks.comparison.rows import JobRow
-
-NONE = "-"
+from tasks.number_text import NONE, count, mebibytes, milliseconds, percent, scientific, times
 
 
 @dataclass(frozen=True)
@@ -92,41 +92,27 @@ def fallback_lines(rows: Sequence[JobRow]) -> list[str]:
     ]
 
 
+def problem(row: JobRow) -> str:
+    """What is wrong with this job, or with its numbers; empty if nothing is."""
+    problems = [row.error] if row.error else []
+    if row.broken_promises:
+        problems.append(f"OTHER BITS than {row.compared_with} in {', '.join(row.unequal_outputs)}")
+    if row.contended_with:
+        problems.append(f"contended: ran beside {_jobs(row.contended_with)}")
+    return "; ".join(problems)
+
+
 def note(row: JobRow) -> str:
     """What a reader must know of this job before believing its numbers."""
-    notes = [row.error] if row.error else []
-    if row.broken_promises:
-        notes.append(f"OTHER BITS than job {row.eager_job} in {', '.join(row.unequal_outputs)}")
-    if row.contended_with:
-        notes.append(f"contended: ran beside {_jobs(row.contended_with)}")
-    return "; ".join(notes)
-
-
-def ms(value: float | None) -> str:
-    """At least three significant digits; tenths below a second."""
-    if value is None:
-        return NONE
-    return f"{value:.{2 if value < 10 else 1 if value < 1000 else 0}f}"
-
-
-def count(value: int | None) -> str:
-    return NONE if value is None else f"{value:,}"
-
-
-def speed_up(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f} x"
-
-
-def percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.0f} %"
-
-
-def mebibytes(value: int) -> str:
-    return f"{value / 2**20:,.0f}"
+    chosen = ", ".join(f"{stage} {found['choice']}" for stage, found in row.choices.items())
+    notes = (problem(row), *row.remarks, f"chosen: {chosen}" if chosen else "")
+    return "; ".join(text for text in notes if text)
 
 
 def bits(figures: Figures) -> str:
-    return {None: NONE, True: "equal", False: "OTHER"}[figures.equal]
+    """For example "equal", or "OTHER (1.2e-03)" with the relative error."""
+    verdict = {None: NONE, True: "equal", False: "OTHER"}[figures.equal]
+    return f"{verdict} ({scientific(figures.relative_error)})" if figures.relative_error else verdict
 
 
 def fallback_calls(figures: Figures) -> str:
@@ -154,10 +140,10 @@ def _stage_cells(row: JobRow, figures: Figures) -> tuple[str, ...]:
         figures.stage,
         str(row.job),
         row.accel,
-        ms(figures.p50_ms),
-        ms(figures.p95_ms),
-        speed_up(figures.speed_up),
-        ms(figures.cold_ms),
+        milliseconds(figures.p50_ms),
+        milliseconds(figures.p95_ms),
+        times(figures.speed_up),
+        milliseconds(figures.cold_ms),
         percent(figures.gpu_busy),
         count(figures.launches),
         count(figures.host_launches),

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.comparison.rows import JobRow
-from tasks.comparison.tables import TextTable, fallback_lines, job_table, note, stage_tables
+from tasks.comparison.tables import TextTable, fallback_lines, job_table, problem, stage_tables
 
 LoggerKind = Literal["rich", "plain", "quiet"]
 
@@ -66,8 +66,8 @@ def _plain(file: TextIO) -> Console:
 
 def _problems(console: Console, rows: Sequence[JobRow]) -> None:
     for row in rows:
-        if note(row):
-            console.print(Text(f"job {row.job} {row.status}: {note(row)}"), soft_wrap=True)
+        if problem(row):
+            console.print(Text(f"job {row.job} {row.status}: {problem(row)}"), soft_wrap=True)
 
 
 def _parts(table: TextTable, width: int) -> list[TextTable]:

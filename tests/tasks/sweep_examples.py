@@ -41,7 +41,7 @@ def example_result(
         status=status,
         verdict="equal",
         pipeline={"model": model},
-        config={"model": {"name": model}, "seed": seed, "accel": {"name": accel}},
+        config={"model": {"name": model}, "seed": seed, "accel": policy(accel)},
         config_hash=config_hash,
         environment={"device": {"name": device}},
         requests=1 + len(walls_ms),
@@ -53,6 +53,12 @@ def example_result(
         digests=dict(digests or {"text_encoding.text": "aa", "denoising.actions": str(seed)}),
         files={},
     )
+
+
+def policy(name: str, **changes: Any) -> dict[str, Any]:
+    """`accel` of a resolved configuration, as far as a comparison reads it."""
+    graphs = "graph" in name
+    return {"name": name, "enable_cuda_graph": graphs, "compile": None, "fused": {}, "stages": {}} | changes
 
 
 def write_job(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_pipeline import CONFIG
 from toy_pipeline import EAGER, FUSED, GRAPHS, Denoising, ToyPipeline, ToyRequest, gates
 
@@ -23,9 +24,11 @@ from tasks import arms, bench
 from tasks.bench import BENCH_FILE, arm_names
 from tasks.bench_table import BenchReport, Timing, bench_markdown
 from tasks.config import compose
+from tasks.differences import relative_error
 from tasks.gpu_state import GpuState, parse_state
-from tasks.latency import Histogram, Latency, milliseconds, speed_up
+from tasks.latency import Histogram, Latency, speed_up
 from tasks.measurement_settings import BenchTask
+from tasks.number_text import milliseconds
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = BenchTask(name="bench", warmup=1, calls=4)
@@ -140,7 +143,9 @@ def test_unequal_arms_are_an_error_after_everything_is_written(start, monkeypatc
         start(pipeline, task=replace(TASK, calls=100))
     found = report(tmp_path)
     assert (found["status"], found["unequal_outputs"]) == ("unequal", ["denoising.sample"])
-    assert "UNEQUAL bits: denoising.sample." in capsys.readouterr().out
+    error = found["relative_errors"]["denoising.sample"]
+    assert 0 < error < 1e-6
+    assert f"UNEQUAL bits: denoising.sample (relative error {error:.1e})." in capsys.readouterr().out
 
 
 def test_strict_fails_after_everything_is_written(start, tmp_path) -> None:
@@ -155,9 +160,11 @@ def test_a_second_run_does_not_replace_the_first(start, tmp_path) -> None:
         start(ToyPipeline())
 
 
-def test_like_arms_are_refused_before_anything_is_loaded(start) -> None:
-    with pytest.raises(ConfigError, match=r"task\.against=eager and accel=eager are the same"):
-        start(ToyPipeline(), compose("accel=eager").accel)
+@pytest.mark.parametrize("name", ["eager", "graph"])
+def test_like_arms_are_refused_on_the_command_line(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"task\.against={name} and accel={name} are the same"):
+        compose("task=bench", f"accel={name}", f"task.against={name}")
+    assert compose("task=bench", f"accel={name}", f"task.against={name}", "accel.max_entries=2")
 
 
 def test_two_settings_of_one_choice_have_names_of_their_own() -> None:
@@ -185,6 +192,26 @@ def test_latencies() -> None:
     assert speed_up(latency, Latency(calls=1, p50=25.0, p90=25.0, p99=25.0, max=25.0)) == 2.0
     assert speed_up(latency, None) is None
     assert [milliseconds(v) for v in (None, 0.123, 12.34, 1234.5)] == ["-", "0.12", "12.3", "1234"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "error"),
+    [
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([3.0, 4.0], [3.0, 4.5], 0.1),
+        ([0.0], [1.0], None),
+        ([1.0], [float("nan")], None),
+        ([1.0], [1.0, 2.0], None),
+    ],
+)
+def test_relative_errors(expected: list[float], actual: list[float], error: float | None) -> None:
+    assert relative_error(torch.tensor(expected), torch.tensor(actual)) == error
+
+
+def test_relative_errors_are_over_all_tensors_of_an_output_whatever_their_type() -> None:
+    expected = {"frames": torch.tensor([3], dtype=torch.uint8), "sound": torch.tensor([4.0]).bfloat16()}
+    actual = {"frames": torch.tensor([0], dtype=torch.uint8), "sound": torch.tensor([0.0]).bfloat16()}
+    assert relative_error(expected, actual) == 1.0
 
 
 def test_histograms_share_their_bins() -> None:

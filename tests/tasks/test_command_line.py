@@ -145,6 +145,7 @@ def test_c27_the_same_slips_in_a_file_of_the_user(text: str, words: str, tmp_pat
         ("++hydra.callbacks.mine._target_=os.system", "not allowed"),
         ("--confg", "--confg"),
         ("accel=missing.yaml", "accel=missing.yaml: no such file"),
+        ("accel=eager,mine.yaml", "--config-dir mine accel=eager,kept"),
         ("accel.stages.vae.loop=whole", "'vae' runs no loop. Stages that do: denoising."),
         (
             "accel.stages.action_decoding.enable_cuda_graph=false",
@@ -180,7 +181,6 @@ def test_what_hydra_gets(given: str, written_out: list[str]) -> None:
 
 def test_every_job_of_a_sweep_is_checked_before_the_first() -> None:
     assert "got abc" in refusal("-m", "seed=1,abc,3")
-    assert "task=bench" in refusal("-m", "accel=auto", "task=run,bench")
     assert "null" in refusal("-m", "experiment=null,droid_lift")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_one_stage_can_differ() -> None:
     assert accel.for_stage("denoising").enable_cuda_graph
     assert not accel.for_stage("denoising").fused["swiglu"]
     assert accel.for_stage("denoising").fused["modulate"]
+
+
+def test_short_forms_mean_the_same_to_a_library(tmp_path: Path) -> None:
+    hub = compose("weights=me/droid@main").weights
+    assert (hub.kind, hub.repo, hub.revision) == ("hub", "me/droid", "main")
+    local = compose("weights=./p").weights
+    assert (local.kind, local.path) == ("local", "./p")
+    file = tmp_path / "mine.yaml"
+    file.write_text("max_entries: 7\n")
+    assert compose(f"accel={file}").accel == replace(compose("accel=eager").accel, max_entries=7)
 
 
 def test_the_allowlist_merges() -> None:

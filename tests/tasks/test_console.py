@@ -70,6 +70,13 @@ def line(text: str, start: str) -> str:
     return next(row for row in text.splitlines() if row.startswith(start))
 
 
+def test_the_header_promises_nothing_that_is_still_to_be_chosen() -> None:
+    out = io.StringIO()
+    auto = replace(POLICY, name="auto", auto_seconds=60.0)
+    RunConsole("plain", file=out).header(config_hash="ab", accel=auto, software=software())
+    assert "auto, tier exact (chosen by measuring for up to 60 s)" in out.getvalue()
+
+
 def test_cpu_run_says_why_nothing_was_accelerated() -> None:
     text = shown(cpu_record())
     row = line(text, "observation_encoding")
@@ -94,7 +101,7 @@ def test_cuda_run_shows_launches_busy_share_and_memory() -> None:
         "100.0",
         "100.0",
         "900.0",
-        "1234",
+        "1,234",
         "7",
         "93",
         "%",

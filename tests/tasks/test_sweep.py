@@ -168,6 +168,43 @@ def test_a_folder_holds_one_sweep_whatever_its_jobs_are_called(tmp_path: Path) -
     assert "output.resume=true" in done.stderr
 
 
+def test_a_sweep_is_not_resumed_with_another_task(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "s", 0, "accel=graph", "task=verify")
+    (job.folder / "verify.json").write_text('{"status": "ok", "config_hash": "aa"}')
+    done = run(tmp_path, "-m", "accel=graph", "task=bench", "output.dir=s", "output.resume=true")
+    assert done.returncode == 2
+    assert "holds a job of task=verify, and a sweep of task=bench needs a folder of its own" in done.stderr
+
+
+@pytest.mark.parametrize("task", ["serve", "client"])
+def test_a_sweep_of_what_leaves_no_result_is_refused(task: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", f"task={task}", "seed=1,2", "output.dir=s")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"-m compares jobs, and task={task} leaves no result. Leave -m out.\n"
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_second_bench_leaves_the_first_one_whole(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "bench.json").write_text("{}")
+    done = run(tmp_path, "task=bench", "output.dir=s")
+    assert done.returncode == 2
+    assert "already holds a result (bench.json)" in done.stderr
+    assert [entry.name for entry in (tmp_path / "s").iterdir()] == ["bench.json"]
+
+
+def test_a_disk_that_fills_up_costs_the_job_alone(tmp_path: Path) -> None:
+    behaviour = "import errno; from pathlib import Path; write = Path.write_text"
+    behaviour += (
+        "\n    def full(*_, **__): Path.write_text = write; raise OSError(errno.ENOSPC, 'No space left')"
+    )
+    behaviour += "\n    if seed == 1: Path.write_text = full; raise OSError(errno.ENOSPC, 'No space left')"
+    done = run(tmp_path, "-m", "seed=1,2", "output.dir=s", behaviour=behaviour)
+    assert done.returncode == 1
+    assert statuses(tmp_path / "s") == ["no result", "ok"]
+    assert "can't say what became of it: [Errno 28] No space left" in (tmp_path / "s/0/run.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -74,22 +74,26 @@ def compared(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "plugin", "setting"),
+    ("launcher", "plugin", "settings"),
     [
-        ("joblib", "hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
-        ("submitit_local", "hydra_submitit_launcher", "hydra.launcher.timeout_min=3"),
-        ("ray", "hydra_ray_launcher", "+hydra.launcher.ray.init.num_cpus=2"),
+        ("joblib", "hydra_joblib_launcher", ("hydra.launcher.n_jobs=2",)),
+        ("submitit_local", "hydra_submitit_launcher", ("hydra.launcher.timeout_min=3",)),
+        (
+            "ray",
+            "hydra_ray_launcher",
+            ("+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.address=local"),
+        ),
     ],
 )
 def test_jobs_in_other_processes_are_compared(
-    launcher: str, plugin: str, setting: str, tmp_path: Path
+    launcher: str, plugin: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     if find_spec(f"hydra_plugins.{plugin}") is None:
         pytest.skip(f"hydra/launcher={launcher} is not installed: pip install {plugin.replace('_', '-')}")
     names = "hydra.sweep.subdir=${hydra.job.override_dirname}"
     done = run(
         tmp_path,
-        *(f"hydra/launcher={launcher}", setting, names, "accel=eager,graph", "accel.max_entries=2"),
+        *(f"hydra/launcher={launcher}", *settings, names, "accel=eager,graph", "accel.max_entries=2"),
         behaviour=f"{MEET}\n        if accel == 'graph': raise ValueError('no luck')",
     )
     eager, graph = compared(tmp_path)

@@ -141,7 +141,9 @@ def test_eager_that_differs_from_itself_is_told_apart(start, tmp_path, capsys) -
     found = report(tmp_path)
     assert (found["status"], found["eager_unequal"]) == ("unequal", ["denoising.sample"])
     assert found["blame"] is None
-    assert "Eager differs from itself in" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "Eager differs from itself in" in text
+    assert "UNDECIDED: eager gives different bits for the same request." in text
 
 
 def test_files_are_compared_when_all_outputs_are_equal(start, tmp_path) -> None:
