@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from accel.graphs.backend import GraphBackend
-from accel.graphs.buffers import clone_layout, distinct_part, storage_address
+from accel.graphs.buffers import Tokens, clone_layout, distinct_part, storage_address
 from accel.graphs.results import Outputs
 from accel.graphs.tree import flatten, map_tensors
 
@@ -26,9 +26,19 @@ OnStep = Callable[[], None]
 
 
 class Accelerate(Protocol):
-    """Gives a function its accelerated form; `view` hands out the graph's own tensors, uncopied."""
+    """Gives a function its accelerated form; `view` hands out the graph's own tensors, uncopied.
 
-    def __call__(self, fn: Callable[..., Any], *, outputs: Outputs = "clone") -> Callable[..., Any]: ...
+    tokens: asked at every call; by name of an argument, what changes whenever its content does. Such an
+    argument is copied in only then.
+    """
+
+    def __call__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        outputs: Outputs = "clone",
+        tokens: Callable[[], Tokens] = dict,
+    ) -> Callable[..., Any]: ...
 
 
 def iterate(
@@ -100,7 +110,7 @@ class ChainLoop(BoundLoop):
 
     The recording of a step ends with copies of the new carry over the old one, so that the next step
     of its kind finds its carry in place. Between steps of different kinds the carry is copied as any
-    other input. Only the last carry is copied out.
+    other input. `shared` is copied once for each kind. Only the last carry is copied out.
     """
 
     def __init__(self, body: Callable[..., Any], accelerate: Accelerate, backend: GraphBackend) -> None:
@@ -111,7 +121,8 @@ class ChainLoop(BoundLoop):
             return _written_over(carry, new, backend.device) if backend.is_capturing() else new
 
         self._body = body
-        self._step = accelerate(step, outputs="view")
+        self._run: object = None  # tells the loops apart: within one, `shared` stays as it is
+        self._step = accelerate(step, outputs="view", tokens=lambda: {"shared": self._run})
         self._backend = backend
         self._lock = threading.Lock()  # another thread's steps would go through the same memory
 
@@ -121,6 +132,7 @@ class ChainLoop(BoundLoop):
         if self._is_nested():
             return _plain(self._body, carry, steps, shared, on_step, constants)
         with self._lock:
+            self._run = object()
             return _copied(_plain(self._step, carry, steps, shared, on_step, constants))
 
     def _is_nested(self) -> bool:

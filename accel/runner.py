@@ -18,6 +18,7 @@ from accel.compiled import CompiledStage
 from accel.fusion.mounting import Mount
 from accel.fusion.scope import Scope
 from accel.graphs.backend import CapturedGraph, GraphBackend
+from accel.graphs.buffers import Tokens
 from accel.graphs.capture import Record
 from accel.graphs.cuda import CudaBackend
 from accel.graphs.modules import ModuleWatch
@@ -198,6 +199,7 @@ class Runner:
         fn: Callable[..., Any],
         *,
         outputs: Outputs = "clone",
+        tokens: Callable[[], Tokens] = dict,
     ) -> Callable[..., Any]:
         if stage.compiled is not None:
             region = stage.compiled.region(fn, name=f"{stage.name}.{name}")
@@ -214,9 +216,10 @@ class Runner:
             fused=stage.allowed,
             record=self._recorder(stage, stage.backend, name=f"{stage.name}.{name}"),
             outputs=outputs,
+            persistent=tokens().keys(),
             budget=stage.budget,
         )
-        call = self._recorded(stage, fn, graph.call)
+        call = self._recorded(stage, fn, lambda args, kwargs: graph.call(args, kwargs, tokens=tokens()))
         self._regions[stage.name].append(BoundRegion(stage.name, name, graph, call))
         return call
 

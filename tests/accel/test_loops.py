@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel.graphs import buffers
 from accel.graphs.buffers import StaticInputs
 from accel.graphs.recording import RecordingBackend
 from accel.loops import iterate
@@ -192,6 +193,27 @@ def test_a_chain_finds_its_carry_in_place_between_equal_steps(monkeypatch: pytes
     stage.run(x_of(1, 4), steps_of(9), x_of(1, 4))
     # Besides the step's scale and `shared`: x; then x, one of history and start; then two of history.
     assert [n - 2 for n in foreign] == [1, 3, 4, 0, 0, 0, 0, 0, 4]
+
+
+def test_a_chain_copies_what_its_steps_share_once_for_each_kind_of_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, _ = bound("chain")
+    x, steps, shared = x_of(1, 4), steps_of(9), x_of(1, 4)
+    stage.run(x, steps, shared)
+    sources: list[Tensor] = []
+    copy = buffers._copy
+
+    def noting(pairs: list[tuple[Tensor, Tensor]]) -> None:
+        sources.extend(source for _, source in pairs)
+        copy(pairs)
+
+    monkeypatch.setattr(buffers, "_copy", noting)
+    stage.run(x, steps, shared)
+    assert sum(source is shared for source in sources) == 4  # first, second, six alike, last
+    shared.mul_(2)
+    assert same(stage.run(x, steps, shared), plain(stage, x, steps, shared))
+    assert same(stage.run(shared, steps, shared), plain(stage, shared, steps, shared))
 
 
 @pytest.mark.parametrize("mode", MODES)
