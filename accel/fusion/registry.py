@@ -81,11 +81,11 @@ _SITES = {
             proof=_ROPE,
             exhaustive=True,
         ),
-        _site(references.quantize_rows, _BF16, "(..., K), K up to 16,384", proof=_QUANTIZE),
+        _site(references.quantize_rows, _BF16, "(..., K), K up to 20,480", proof=_QUANTIZE),
         _site(
             references.swiglu_quantize_rows,
             _BF16,
-            "(..., 2F), F up to 16,384",
+            "(..., 2F), F up to 20,480",
             proof=_QUANTIZE,
             exhaustive=True,
         ),

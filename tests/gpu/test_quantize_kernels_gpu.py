@@ -51,7 +51,7 @@ def test_exact_at_model_shapes(site, batch, tokens):
 
 
 @pytest.mark.parametrize("site", SITES)
-@pytest.mark.parametrize("width", [2, 100, 512, 1026, 9216, 12288, 16384])
+@pytest.mark.parametrize("width", [2, 100, 512, 1026, 9216, 12288, 16384, 20480])
 def test_exact_at_any_width_and_offset(site, width):
     width = 2 * width if site == "swiglu_quantize_rows" else width
     assert_exact(site, randn(3, 17, width))

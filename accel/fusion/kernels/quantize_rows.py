@@ -17,7 +17,7 @@ from accel.fusion.kernels.rounding import widen
 from accel.fusion.kernels.rows import TILE, load_row
 from accel.fusion.site import Kernel
 
-MAX_WIDTH = 16_384
+MAX_WIDTH = 20_480  # the widest row of FLUX 3 Action: the text encoder's layers side by side
 _STRESS_ROWS = 64
 _RECIPROCAL = tl.constexpr(1.0 / 448.0)
 _SMALLEST_SCALE = tl.constexpr(1e-12)
