@@ -3,7 +3,7 @@
     python docs/benchmarks/flux3_variants.py OUT_FOLDER
 
 Synthetic weights at full size, DROID shapes, the captions encoded before, the VAE included. Arms are timed in
-turn, forwards and backwards (A B B A), in one process, and every stage output is compared with eager's, down
+turn, in another order every round, in one process, and every stage output is compared with eager's, down
 to the bit. `products` are the matrix products, convolutions and attention of eager's request as one graph.
 Savings, which move roundings, are arms of the base variant; how far they move the actions is told.
 Writes flux3_variants.json and flux3_variants.md.
@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from policies import policy_of
 from products_alone import products_alone
+from timing import in_turn
 
 from accel.fusion.compare import first_mismatch
 from accel.graphs.tree import distinct_tensors
@@ -71,13 +73,10 @@ def _measure(variant: str) -> dict[str, Any]:
     requests = [_request(eager, frame) for frame in range(FRAMES)]
     expected = [eager.run(request) for request in requests]
     results = {name: [arm.run(request) for request in requests] for name, arm in arms.items()}
-    calls: dict[str, Callable[[int], Any]] = {
-        name: lambda turn, arm=arm: arm.run(requests[turn % FRAMES]) for name, arm in arms.items()
-    }
-    products = _captured(eager, requests[0])
-    calls["products"] = lambda turn: products()
+    calls = {name: _serving(arm, requests) for name, arm in arms.items()}
+    calls["products"] = _captured(eager, requests[0])
     print(f"{variant}: ready after {time.perf_counter() - started:.1f} s", flush=True)
-    walls = _in_turn(calls)
+    walls = in_turn(calls, rounds=ROUNDS, warm_ups=WARM_UPS)
     violations = arms["graph+fused"].strict_violations()
     for arm in arms.values():
         arm.close()
@@ -87,6 +86,12 @@ def _measure(variant: str) -> dict[str, Any]:
         "moved_by": {name: _moved(expected, results[name]) for name in names if name not in ARMS},
         "violations": violations,
     }
+
+
+def _serving(arm: Pipeline[Any, Any], requests: Sequence[Any]) -> Callable[[], Any]:
+    """A call for each request in turn, over and over."""
+    frames = cycle(requests)
+    return lambda: arm.run(next(frames))
 
 
 def _differing(expected: Sequence[Any], results: Sequence[Any]) -> list[str]:
@@ -126,20 +131,6 @@ def _captured(pipeline: Pipeline[Any, Any], request: Any) -> Callable[[], None]:
     return graph.replay
 
 
-def _in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, list[float]]:
-    """Wall times in ms of ROUNDS calls each."""
-    walls: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(-WARM_UPS, ROUNDS):
-        for name in calls if turn % 2 == 0 else reversed(calls):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            calls[name](turn)
-            torch.cuda.synchronize()
-            if turn >= 0:
-                walls[name].append((time.perf_counter() - begin) * 1e3)
-    return walls
-
-
 def markdown(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
     heads = (
@@ -156,8 +147,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"{report['date']}, {report['device']['name']}; {versions}.",
         "Command: `python docs/benchmarks/flux3_variants.py OUT_FOLDER`. Synthetic weights, DROID shapes,",
         f"captions encoded before, VAE included; medians of {ROUNDS} requests, arms in turn in one process.",
-        "Products: the matrix products, convolutions and attention of the request as one graph. Base: "
-        "4 steps, two passes; sd: 1 step, one pass.",
+        "Products: the matrix products, convolutions and attention of the request as one graph.",
+        "Base: 4 steps, two passes; sd: 1 step, one pass.",
         "",
     ]
     rows = []

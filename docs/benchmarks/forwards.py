@@ -5,7 +5,7 @@
 Synthetic bf16 weights, one process, batch 1. `eager` is the library's own module (for FLUX 3 Action our
 plain one) called as its pipeline calls it. `fused` hoists what steps share and runs the fused kernels;
 graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are timed in
-turn, forwards and backwards (A B B A), the wall clock of one call with the device idle before; what is
+turn, in another order every round, the wall clock of one call with the device idle before; what is
 compiled but not captured comes first and takes turns with eager alone. `matmul + attention` are the
 products of the fused forward as a graph of their own. Writes forwards.json and forwards.md.
 """
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from forwards_tables import markdown
 from forwards_works import WORKS, Work
 from products_alone import products_alone
+from timing import in_turn
 
 from accel.fusion.mounting import Mount, mount
 from accel.graphs.tree import distinct_tensors
@@ -122,7 +123,7 @@ def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, A
     floor = products_alone(lambda: work.ours(*work.our_inputs), work.transformer.parameters())
     arms["matmul + attention"] = _captured(floor)
     row["arms"]["matmul + attention"] = {}
-    for name, walls in _in_turn(arms).items():
+    for name, walls in in_turn(arms, rounds=CALLS, warm_ups=WARM_UPS).items():
         row["arms"][name]["ms"] = statistics.median(walls)
         row["arms"][name]["p95_ms"] = sorted(walls)[int(0.95 * (len(walls) - 1))]
         row["arms"][name]["sustained_ms"] = _sustained(arms[name])
@@ -151,7 +152,7 @@ def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> tuple[dict[str
     torch.cuda.synchronize()
     cold = time.perf_counter() - begin
     graph = _captured(call)
-    walls = _in_turn({"eager": eager, "compile": call})
+    walls = in_turn({"eager": eager, "compile": call}, rounds=CALLS, warm_ups=WARM_UPS)
     for module in work.transformer.modules():
         module._compiled_call_impl = None  # blocks compiled in place
     pairs = zip(value, expected, strict=True)
@@ -178,21 +179,6 @@ def _captured(call: Call) -> Call:
     with torch.cuda.graph(graph):
         call()
     return graph.replay
-
-
-def _in_turn(arms: dict[str, Call]) -> dict[str, list[float]]:
-    walls: dict[str, list[float]] = {name: [] for name in arms}
-    for call in arms.values():
-        for _ in range(WARM_UPS):
-            call()
-    for turn in range(CALLS):
-        for name in arms if turn % 2 == 0 else reversed(arms):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            arms[name]()
-            torch.cuda.synchronize()
-            walls[name].append((time.perf_counter() - begin) * 1e3)
-    return walls
 
 
 def _sustained(call: Call) -> float:

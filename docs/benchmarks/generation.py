@@ -37,7 +37,7 @@ from policies import policy_of
 
 from accel.errors import SamebitError
 from accel.fusion.compare import first_mismatch
-from accel.graphs.containment import describe
+from accel.graphs.containment import describe as describe_fault
 from accel.graphs.tree import distinct_tensors
 from pipelines.build import build, choose_device
 from tasks.arms import Arm
@@ -235,6 +235,11 @@ def _measure_arm(
         yield {**arm.row(timed=timed), "eager_times": eager.times[-timed:], "first_s": first_s}
         pipeline.profile(profiled)
         yield arm.row(timed=timed)
+
+
+def describe(error: Exception) -> str:
+    """Our own errors say all themselves."""
+    return str(error) if isinstance(error, SamebitError) else describe_fault(error)
 
 
 def _difference(value: Any, expected: Any) -> float | None:
