@@ -52,7 +52,8 @@ def iterate(
 ) -> C:
     """The last carry of `for step in steps: carry = body(carry, step, shared, **constants)`.
 
-    on_step: called once per step; where the whole loop is one graph, for all of them at its end.
+    on_step: called once per step; where the whole loop is one graph, for all of them at its end. It must
+    not write into the loop's tensors, which some ways read less often than others.
     """
     if isinstance(body, BoundLoop):
         last: C = body.iterate(carry, steps, shared, on_step, constants)
@@ -121,22 +122,28 @@ class ChainLoop(BoundLoop):
             return _written_over(carry, new, backend.device) if backend.is_capturing() else new
 
         self._body = body
-        self._run: object = None  # tells the loops apart: within one, `shared` stays as it is
-        self._step = accelerate(step, outputs="view", tokens=lambda: {"shared": self._run})
+        # Tells the loops apart: within one, `shared` stays as it is.
+        self._run: object | None = None
+        self._step = accelerate(step, outputs="view", tokens=lambda: {"shared": self._run or object()})
         self._backend = backend
-        self._lock = threading.Lock()  # another thread's steps would go through the same memory
+        self._lock = threading.RLock()  # another thread's steps would go through the same memory
 
     def iterate(
         self, carry: Any, steps: Sequence[Any], shared: Any, on_step: OnStep, constants: Mapping[str, Any]
     ) -> Any:
-        if self._is_nested():
+        if self._is_in_region():
             return _plain(self._body, carry, steps, shared, on_step, constants)
         with self._lock:
+            if self._run is not None:  # called by `on_step`, whose loop has its carry in the same memory
+                return _plain(self._body, carry, steps, shared, on_step, constants)
             self._run = object()
-            return _copied(_plain(self._step, carry, steps, shared, on_step, constants))
+            try:
+                return _copied(_plain(self._step, carry, steps, shared, on_step, constants))
+            finally:
+                self._run = None
 
-    def _is_nested(self) -> bool:
-        """Inside another region the steps belong to that region's graph. Takes no lock for longer."""
+    def _is_in_region(self) -> bool:
+        """Then the steps belong to that region's graph. Takes no lock for longer."""
         with self._backend.exclusive() as outermost:
             return not outermost or self._backend.is_capturing()
 

@@ -7,9 +7,9 @@ Free of torch. `RunRecord` accumulates while a pipeline runs and is what tables 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 # What acceleration may do to the bits of a result, from nothing to most. `moved_rounding`: the same
 # mathematics and precision, rounded at other places. `compiled`: what a compiler does.
@@ -39,7 +39,6 @@ class Reason(StrEnum):
     GUARD_FAILED = "guard_failed"
     NOT_WARMED = "not_warmed"
     OVER_BUDGET = "over_budget"
-    NOT_WORTH_IT = "not_worth_it"
     OOM = "oom"
     # torch.compile only
     COMPILE_FAILED = "compile_failed"
@@ -97,6 +96,9 @@ class SiteOutcome:
         return "fused" if self.fused else f"reference ({self.reason})"
 
 
+AnyOutcome = TypeVar("AnyOutcome", Outcome, SiteOutcome)
+
+
 @dataclass(frozen=True)
 class MountReport:
     """What became of one class of blocks of one model: all of them got a forward with fusion sites, or none.
@@ -114,8 +116,9 @@ class MountReport:
         return "mounted" if self.mounted else f"stock forward ({self.reason})"
 
 
-# Times kept of each stage: a server runs for ever.
+# Kept of each stage, for a server runs for ever: times, and outcomes told apart by their detail.
 MAX_WALLS = 10_000
+MAX_DETAILS = 256
 
 
 @dataclass
@@ -161,6 +164,13 @@ class StageRecord:
         calls = sum(self.outcomes.values())
         replayed = sum(n for outcome, n in self.outcomes.items() if outcome.kind is Kind.REPLAYED)
         return replayed / calls if calls else None
+
+    def count(self, outcome: Outcome | SiteOutcome) -> None:
+        """One more of these; with `MAX_DETAILS` of them known, new ones lose their detail."""
+        if isinstance(outcome, Outcome):
+            _count(self.outcomes, outcome)
+        else:
+            _count(self.sites, outcome)
 
     def add_wall(self, ms: float) -> None:
         """The first call is cold; the rest are steady state."""
@@ -221,6 +231,12 @@ class RunRecord:
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [stage.to_dict() for stage in self.stages.values()]
+
+
+def _count(counter: Counter[AnyOutcome], outcome: AnyOutcome) -> None:
+    if outcome not in counter and len(counter) >= MAX_DETAILS:
+        outcome = replace(outcome, detail="")
+    counter[outcome] += 1
 
 
 def _text(reason: Reason | None) -> str | None:

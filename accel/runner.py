@@ -17,7 +17,7 @@ from accel.bound_stage import BoundStage
 from accel.compiled import CompiledStage
 from accel.fusion.mounting import Mount
 from accel.fusion.scope import Scope
-from accel.graphs.backend import CapturedGraph, GraphBackend
+from accel.graphs.backend import GraphBackend
 from accel.graphs.buffers import Tokens
 from accel.graphs.capture import Record
 from accel.graphs.cuda import CudaBackend
@@ -79,7 +79,6 @@ class Runner:
         self._device = device
         self._backend = CudaBackend(device) if backend is None and device.type == "cuda" else backend
         self._regions: defaultdict[str, list[BoundRegion]] = defaultdict(list)
-        self._breaks: defaultdict[str, list[str]] = defaultdict(list)
         self._compiled: dict[str, CompiledStage] = {}
         # Stages that took a saving. Their graphs replay it without telling.
         self._saving: set[str] = set()
@@ -214,7 +213,7 @@ class Runner:
             watch=stage.watch,
             policy=stage.policy,
             fused=stage.allowed,
-            record=self._recorder(stage, stage.backend, name=f"{stage.name}.{name}"),
+            record=_recorder(stage, stage.backend, name=f"{stage.name}.{name}"),
             outputs=outputs,
             persistent=tokens().keys(),
             budget=stage.budget,
@@ -223,24 +222,12 @@ class Runner:
         self._regions[stage.name].append(BoundRegion(stage.name, name, graph, call))
         return call
 
-    def _recorder(self, stage: BoundStage, backend: GraphBackend, *, name: str) -> Record:
-        if stage.policy.graph_mode == "full":
-            return backend.capture
-        recorder = SegmentedRecorder(backend, max_segments=stage.policy.max_segments, name=name)
-
-        def record(fn: Callable[[], Any], pool: Any) -> CapturedGraph:
-            graph = recorder(fn, pool)
-            self._breaks[stage.name] += map(str, graph.breaks)
-            return graph
-
-        return record
-
     def _recorded(self, stage: BoundStage, fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
         """`call` in the form of `fn`, inside the stage's fusion scope."""
 
         def observe(outcome: SiteOutcome) -> None:
             with self._lock:
-                self._record.stage(stage.name).sites[outcome] += 1
+                self._record.stage(stage.name).count(outcome)
                 if outcome.fused and outcome.site in SAVING_NAMES:
                     self._saving.add(stage.name)
 
@@ -251,7 +238,7 @@ class Runner:
             with scope.entered():
                 value, outcome = call(args, kwargs)
             with self._lock:
-                self._record.stage(stage.name).outcomes[outcome] += 1
+                self._record.stage(stage.name).count(outcome)
             return value
 
         return region
@@ -262,7 +249,7 @@ class Runner:
         record.extra_bytes = sum(graph.extra_bytes for graph in graphs)
         record.entries = sum(map(len, graphs))
         record.capture_ms = spent.capture_ms - told.capture_ms
-        record.breaks = list(self._breaks[stage])
+        record.breaks = [str(each) for graph in graphs for each in graph.breaks]
         record.mounts = list(self._mounts.get(stage, ()))
         record.evictions = spent.evictions - told.evictions
         record.copied_in = sum(entry.copied_in for graph in graphs for entry in graph.stats().entries)
@@ -287,3 +274,9 @@ class _Spent:
 def _eager(fn: Callable[..., Any], policy: StagePolicy) -> Call:
     outcome = Outcome(Kind.EAGER, Reason.NO_CUDA if policy.enable_cuda_graph else Reason.DISABLED)
     return lambda args, kwargs: (fn(*args, **kwargs), outcome)
+
+
+def _recorder(stage: BoundStage, backend: GraphBackend, *, name: str) -> Record:
+    if stage.policy.graph_mode == "full":
+        return backend.capture
+    return SegmentedRecorder(backend, max_segments=stage.policy.max_segments, name=name)

@@ -56,6 +56,8 @@ def first_mismatch(expected: Any, actual: Any, *, what: str = "output") -> Misma
 def _compare(where: str, expected: Tensor, actual: Tensor) -> Mismatch | None:
     if _form(expected) != _form(actual):
         return Mismatch(where, (), _form(expected), _form(actual))
+    if expected.is_complex():
+        expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
     equal = _bits(expected) == _bits(actual)
     if expected.is_floating_point():
         equal |= expected.isnan() & actual.isnan()

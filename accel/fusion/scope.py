@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -26,14 +26,22 @@ class Scope:
         for name in self.allowed:
             require_known("fusion_scope", name, FUSED_NAMES)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> AbstractContextManager[None]:
         """Make this the current scope inside the `with` block."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return _Entered(self)
+
+
+class _Entered(AbstractContextManager[None]):
+    """A class rather than a generator: every call of a region goes through it before its launch."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._scope)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 _current: ContextVar[Scope | None] = ContextVar("fusion_scope", default=None)

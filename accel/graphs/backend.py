@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+
+from accel.graphs.breaks import Break
 
 # What CUDA says when a capture was invalidated earlier, by something other than the failing call.
 _INVALIDATED_BEFORE = "previous error during capture"
@@ -29,17 +32,40 @@ class CapturedGraph(Protocol):
     """A recording that can be run again on the same memory.
 
     outputs: what the captured function returned; every replay overwrites its tensors.
-    empty: nothing was recorded, a replay does nothing.
+    empty: nothing was recorded, a replay does nothing. breaks: where it leaves the device to Python.
+    runs_python: a replay calls functions of the region, and may refuse to go on with what they give.
     """
 
     outputs: Any
     empty: bool
+    breaks: tuple[Break, ...]
+    runs_python: bool
 
     def replay(self) -> None:
-        """Enqueue the recorded work on the current stream."""
+        """Enqueue the recorded work on the current stream. Raises: RunEagerError if `runs_python`."""
 
     def release(self) -> None:
         """Destroy the recording. The device must be idle."""
+
+
+class DeviceLock:
+    """Keeps other threads out. Entering gives whether this thread was not inside already.
+
+    A class rather than a generator: every call of a region goes through it before its launch.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    def __enter__(self) -> bool:
+        self._lock.acquire()
+        self._depth += 1
+        return self._depth == 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._lock.release()
 
 
 class GraphBackend(Protocol):
@@ -105,6 +131,24 @@ class GraphBackend(Protocol):
         """State of the device's default generator."""
 
     def set_rng_state(self, state: Tensor) -> None: ...
+
+
+class RandomState(NamedTuple):
+    """Of the default generators of the device and of the host: what runs as eager may draw from both."""
+
+    device: Tensor
+    host: Tensor
+
+    @classmethod
+    def of(cls, backend: GraphBackend) -> RandomState:
+        return cls(backend.rng_state(), torch.get_rng_state())
+
+    def restore(self, backend: GraphBackend) -> None:
+        backend.set_rng_state(self.device)
+        torch.set_rng_state(self.host)
+
+    def equals(self, other: RandomState) -> bool:
+        return all(map(torch.equal, self, other))
 
 
 def capture_whole(backend: GraphBackend, fn: Callable[[], Any], pool: Any) -> CapturedGraph:

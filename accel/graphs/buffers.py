@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -97,6 +97,22 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
+class _Content(NamedTuple):
+    """What a persistent buffer was filled from. tensor: gives `None` where the stamp says it all."""
+
+    stamp: Hashable
+    tensor: Callable[[], Tensor | None]
+
+
+def _content(tensor: Tensor, names: tuple[str, ...], tokens: Tokens) -> _Content | None:
+    """The content of an argument by those names; `None` if nothing tells when it changes."""
+    if all(name in tokens for name in names):
+        return _Content(tuple(tokens[name] for name in names), lambda: None)
+    if tensor.is_inference() or tensor in graph_memory:
+        return None
+    return _Content((id(tensor), tensor._version, tensor.data_ptr()), weakref.ref(tensor))
+
+
 class StaticInputs:
     """The fixed buffers that a graph reads, one per distinct tensor argument.
 
@@ -118,8 +134,7 @@ class StaticInputs:
                 for index, names in (persistent or {}).items()
             }
             self._always = Copies(by_index)
-        # What each persistent buffer was last filled from: a stamp, and the tensor that it speaks of.
-        self._filled: dict[int, tuple[Hashable, weakref.ref[Tensor]]] = {}
+        self._held: dict[int, _Content | None] = {}  # of the persistent buffers
         self._exposed: set[int] = set()
 
     @property
@@ -135,28 +150,23 @@ class StaticInputs:
             tensors = self._untangled(tensors)
         self._always.load(tensors)
         for index, (names, copies) in self._persistent.items():
-            if not self._is_current(index, tensors[index], names, tokens or {}):
+            content = _content(tensors[index], names, tokens or {})
+            if not self._holds(index, content):
+                self._held[index] = None  # until the copy is made
                 copies.load(tensors)
+                self._held[index] = content
 
     def expose(self, outputs: Sequence[Tensor]) -> None:
         """Callers are handed `outputs` uncopied, so that buffers may come back as arguments."""
         own = {storage_address(buffer) for buffer in self.buffers}
         self._exposed = own & {storage_address(output) for output in outputs}
 
-    def _is_current(self, index: int, tensor: Tensor, names: tuple[str, ...], tokens: Tokens) -> bool:
-        """Whether the buffer still holds the tensor's content; notes what it will hold after the call."""
-        filled = self._filled.pop(index, None)
-        by_token = all(name in tokens for name in names)
-        if by_token:
-            stamp: Hashable = tuple(tokens[name] for name in names)
-        elif tensor.is_inference() or tensor in graph_memory:
+    def _holds(self, index: int, content: _Content | None) -> bool:
+        """Whether the persistent buffer was filled from just this, and nobody else writes to it."""
+        held = self._held.get(index)
+        if content is None or held is None or storage_address(self.buffers[index]) in self._exposed:
             return False
-        else:
-            stamp = (id(tensor), tensor._version, tensor.data_ptr())
-        self._filled[index] = (stamp, weakref.ref(tensor))
-        if filled is None or filled[0] != stamp or storage_address(self.buffers[index]) in self._exposed:
-            return False
-        return by_token or filled[1]() is tensor
+        return held.stamp == content.stamp and held.tensor() is content.tensor()
 
     def versions(self) -> list[int]:
         """Grow when something writes into a buffer."""

@@ -31,14 +31,10 @@ def difference(eager: Any, replayed: Any, *, device: torch.device) -> str:
         return "output: structure, shape, dtype or a constant differs between eager and replay"
     names = tensor_names(eager_key)
     for name, expected, actual in zip(names, eager_tensors, replayed_tensors, strict=True):
-        mismatch = first_mismatch(_real(expected), _real(actual), what=f"output{name}")
+        mismatch = first_mismatch(expected, actual, what=f"output{name}")
         if mismatch is not None:
             return str(mismatch)
     return ""
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _altered(tensor: Tensor) -> Tensor:

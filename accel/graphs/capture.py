@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from accel.fusion.compare import first_mismatch
 from accel.graphs import canary
 from accel.graphs.arguments import NamedArguments
-from accel.graphs.backend import CapturedGraph, GraphBackend
+from accel.graphs.backend import CapturedGraph, GraphBackend, RandomState
 from accel.graphs.buffers import StaticInputs
 from accel.graphs.containment import autocast_cache_off, collector_paused
 from accel.graphs.results import Outputs, Results
@@ -90,44 +90,41 @@ def capture(
     backend: GraphBackend,
     record: Record,
     pool: Any,
-    rng: Tensor,
+    rng: RandomState,
     persistent: frozenset[str],
     is_weight: Callable[[Tensor], bool],
     outputs: Outputs,
 ) -> Entry:
     """Capture one call. The caller's tensors are only read.
 
-    rng: generator state that every run starts from; the caller restores it. persistent, outputs: see
+    rng: state that every run starts from; the caller restores it. persistent, outputs: see
     `WholeGraph`.
     Raises: RunEagerError if the region can't be served exactly; CaptureFailedError; what the region raises.
     """
     tensors = call.tensors
     inputs = StaticInputs(tensors, persistent=_persistent_tensors(call.arguments, persistent))
     others = StaticInputs(tensors)
-    clock = _Clock(backend)
+    bench = _Bench(backend, rng)
     with backend.warm_stream(), autocast_cache_off():
         inputs.fill(tensors)
         versions = inputs.versions()
         for _ in range(WARM_UPS + torch.backends.cudnn.benchmark):
-            backend.set_rng_state(rng)
-            reference = clock.time(lambda: call.on(inputs.buffers))
-        eager_ms = clock.ms
-        draws = not torch.equal(rng, backend.rng_state())
+            eager = bench.run(lambda: call.on(inputs.buffers))
         _require_unwritten(call, inputs, versions)
-        _require_cloneable(reference, backend.device)
+        _require_cloneable(eager.value, backend.device)
         backend.trim()  # memory cached for warm-up is of no use to the capture
-        backend.set_rng_state(rng)  # code that runs while recording draws what a replay would draw
+        rng.restore(backend)  # code that runs while recording draws what a replay would draw
         with collector_paused():
             graph = record(lambda: call.on(inputs.buffers), pool)
         try:
             inputs.fill(tensors)  # a recording that keeps its state in place may have written to them
-            _prove(reference, graph, clock=clock, backend=backend, rng=rng)
+            replay = bench.prove(graph, eager)
             # Eager gets tensors of its own: a memo keyed by object or address must not mislead both.
             for each in (inputs, others):
                 each.fill(canary.second_inputs(tensors))
-            backend.set_rng_state(rng)
+            second = bench.run(lambda: call.on(others.buffers))
             with _guards_may_refuse():
-                _prove(call.on(others.buffers), graph, clock=clock, backend=backend, rng=rng)
+                replay = bench.prove(graph, second)
         except BaseException:
             backend.synchronize()
             graph.release()
@@ -139,34 +136,54 @@ def capture(
         arguments=call.arguments,
         copied_in=inputs.nbytes,
         copied_out=results.copied_bytes,
-        eager_ms=eager_ms,
-        replay_ms=clock.ms,
+        eager_ms=eager.ms,
+        replay_ms=replay.ms,
     )
-    return Entry(inputs, graph, results, draws, stats)
+    return Entry(inputs, graph, results, not eager.end.equals(rng), stats)
 
 
-class _Clock:
-    """ms: wall time of the last thing timed, from an idle device to an idle device."""
+class _Run(NamedTuple):
+    """One run. ms: wall time from an idle device to an idle device. end: the random state it left."""
 
-    def __init__(self, backend: GraphBackend) -> None:
-        self.ms = 0.0
+    value: Any
+    ms: float
+    end: RandomState
+
+
+class _Bench:
+    """Runs things one after the other, all from one random state."""
+
+    def __init__(self, backend: GraphBackend, start: RandomState) -> None:
         self._backend = backend
+        self._start = start
 
-    def time(self, work: Callable[[], Any]) -> Any:
+    def run(self, work: Callable[[], Any]) -> _Run:
+        self._start.restore(self._backend)
         self._backend.synchronize()
         started = time.perf_counter()
         value = work()
         self._backend.synchronize()
-        self.ms = 1e3 * (time.perf_counter() - started)
-        return value
+        return _Run(value, 1e3 * (time.perf_counter() - started), RandomState.of(self._backend))
 
+    def prove(self, graph: CapturedGraph, eager: _Run) -> _Run:
+        """A replay that gives the bits of `eager` and draws the same random numbers.
 
-def _prove(eager: Any, graph: CapturedGraph, *, clock: _Clock, backend: GraphBackend, rng: Tensor) -> None:
-    backend.set_rng_state(rng)
-    clock.time(graph.replay)
-    difference = canary.difference(eager, graph.outputs, device=backend.device)
-    if difference:
-        raise RunEagerError(Reason.CANARY_MISMATCH, difference)
+        Raises: RunEagerError if it does not.
+        """
+        replay = self.run(graph.replay)
+        difference = canary.difference(eager.value, graph.outputs, device=self._backend.device)
+        if not difference and not self._drew_alike(eager.end, replay.end):
+            difference = "random numbers: a replay does not draw those of eager; pass them as an argument"
+        if difference:
+            raise RunEagerError(Reason.CANARY_MISMATCH, difference)
+        return replay
+
+    def _drew_alike(self, eager: RandomState, replay: RandomState) -> bool:
+        """What eager does not draw from the host, other threads may."""
+        host_unused = torch.equal(eager.host, self._start.host)
+        return torch.equal(eager.device, replay.device) and (
+            host_unused or torch.equal(eager.host, replay.host)
+        )
 
 
 @contextmanager

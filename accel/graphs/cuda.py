@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel.graphs.backend import CapturedGraph, capture_whole
+from accel.graphs.backend import CapturedGraph, DeviceLock, capture_whole
+from accel.graphs.breaks import Break
 
 # What torch warns of when a graph without nodes is ended; it has no other way to ask.
 _EMPTY = "CUDA Graph is empty"
@@ -25,28 +25,10 @@ class _Lane:
     """
 
     def __init__(self, index: int) -> None:
-        self.lock = threading.RLock()
-        self.busy = False
+        self.lock = DeviceLock()
         self.index = index
         self.side = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
         self.last: torch.cuda.Stream | None = None
-
-
-class _Exclusive:
-    """See `GraphBackend.exclusive`. A class, for every call goes through it before its launch."""
-
-    def __init__(self, lane: _Lane) -> None:
-        self._lane = lane
-
-    def __enter__(self) -> bool:
-        lane = self._lane
-        lane.lock.acquire()
-        self._nested, lane.busy = lane.busy, True
-        return not self._nested
-
-    def __exit__(self, *_: object) -> None:
-        self._lane.busy = self._nested
-        self._lane.lock.release()
 
 
 @functools.cache
@@ -56,6 +38,9 @@ def _lane(index: int) -> _Lane:
 
 class CudaGraph:
     """One instantiated CUDA graph; `outputs` is set by whoever recorded it."""
+
+    breaks: tuple[Break, ...] = ()
+    runs_python = False
 
     def __init__(self, graph: torch.cuda.CUDAGraph, *, empty: bool) -> None:
         self.outputs: Any = None
@@ -97,8 +82,8 @@ class CudaBackend:
         self._open: tuple[torch.cuda.CUDAGraph, Any] | None = None
         _settle_attention_priority(self.device)
 
-    def exclusive(self) -> _Exclusive:
-        return _Exclusive(self._lane)
+    def exclusive(self) -> DeviceLock:
+        return self._lane.lock
 
     @contextmanager
     def warm_stream(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel.graphs.backend import CaptureFailedError, GraphBackend
+from accel.graphs.backend import CaptureFailedError, GraphBackend, RandomState
 from accel.graphs.cache import BlockList, MemoryBudget
 from accel.graphs.capture import Call, Entry, Record, RunEagerError, capture
 from accel.graphs.containment import describe
@@ -68,7 +68,7 @@ class GraphMaker:
         """
         failure: RunEagerError | None = None
         bytes_before, ms_before = self.extra_bytes, self.capture_ms
-        rng = self._backend.rng_state()
+        rng = RandomState.of(self._backend)
         with self._accounted():
             if new_pool or self._budget.limited:
                 self._pool = self._backend.new_pool()
@@ -86,7 +86,7 @@ class GraphMaker:
             except Exception as error:
                 failure = self._contain(signature, error)
             finally:
-                self._backend.set_rng_state(rng)
+                rng.restore(self._backend)
             if failure is not None:
                 gc.collect()  # frames of the handled exception keep tensors in reference cycles
         if failure is not None:

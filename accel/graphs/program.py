@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel.graphs.backend import CapturedGraph, GraphBackend
+from accel.graphs.backend import CapturedGraph, GraphBackend, RandomState
 from accel.graphs.breaks import Break, one_run
 from accel.graphs.bridges import BridgeArena
-from accel.graphs.buffers import clone_layout, distinct_part
+from accel.graphs.buffers import clone_layout, distinct_part, storage_address
 from accel.graphs.capture import RunEagerError
 from accel.graphs.containment import describe
 from accel.graphs.tree import UnsupportedValueError, distinct_tensors, flatten, map_tensors
@@ -45,7 +45,7 @@ class Call:
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.fn = fn
         self.arguments = map_tensors((args, kwargs), Tensor.detach)
-        self.memory = {_address(tensor) for tensor in distinct_tensors(self.arguments)}
+        self.memory = {storage_address(tensor) for tensor in distinct_tensors(self.arguments)}
 
     def __call__(self) -> Any:
         args, kwargs = map_tensors(self.arguments, _same)
@@ -81,7 +81,7 @@ class EagerStep:
                 self._targets.append(_HostCopy(tensor))
                 given[id(tensor)] = tensor
             else:
-                fixed = tensor if _address(tensor) in own else arena.result(tensor)
+                fixed = tensor if storage_address(tensor) in own else arena.result(tensor)
                 self._targets.append(_Fixed(fixed))
                 given[id(tensor)] = fixed
         self._given = map_tensors(value, lambda tensor: given[id(tensor)])
@@ -119,6 +119,9 @@ class HostInputs:
 
     def add(self, at: Break, tensor: Tensor) -> None:
         self._tensors.setdefault((tensor.data_ptr(), *_layout(tensor).values()), (at, tensor.detach()))
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
     def seal(self) -> None:
         """At the end of the recording: what the region itself wrote is part of the values."""
@@ -163,6 +166,7 @@ class SegmentedGraph:
         self.outputs = outputs
         self.empty = all(segment.empty for segment in segments)
         self.breaks = breaks
+        self.runs_python = len(steps) > sum(not segment.empty for segment in segments)
         self._backend = backend
         self._steps = steps
         self._segments = segments
@@ -173,14 +177,13 @@ class SegmentedGraph:
 
         Raises: RunEagerError (guard_failed) with the random state as it was before.
         """
-        state = self._backend.rng_state(), torch.get_rng_state()
+        rng = RandomState.of(self._backend)
         try:
             with torch.no_grad(), one_run():
                 for step in named_steps(self._steps, "segment"):
                     step()
         except GuardFailedError as failure:
-            torch.set_rng_state(state[1])
-            self._backend.set_rng_state(state[0])
+            rng.restore(self._backend)
             raise RunEagerError(Reason.GUARD_FAILED, self._detail(failure)) from None
 
     def release(self) -> None:
@@ -264,10 +267,6 @@ def _difference(
 ) -> str:
     ours, theirs = _layout(new), _layout(old)
     return next((f"{f} {ours[f]} vs {theirs[f]}" for f in fields if ours[f] != theirs[f]), "")
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ captured. For tests; speed is no aim.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accel.graphs.backend import CapturedGraph, capture_whole
+from accel.fusion.compare import tensors_of
+from accel.graphs.backend import CapturedGraph, DeviceLock, capture_whole
+from accel.graphs.breaks import Break
+from accel.graphs.buffers import storage_address
 from accel.graphs.tree import map_tensors
 
 # They wait for the device, which a capture forbids.
@@ -41,7 +43,7 @@ class _Operation:
 
     def repeat(self) -> None:
         value = self.function(*self.args, **self.kwargs)
-        for fixed, new in zip(self.results, _tensors(value), strict=True):
+        for fixed, new in zip(self.results, tensors_of(value), strict=True):
             if fixed is not None:
                 fixed.copy_(new)
 
@@ -52,6 +54,9 @@ def _spoil(memory: Tensor) -> None:
 
 class RecordedGraph:
     """The operations of one capture and the memory they work on."""
+
+    breaks: tuple[Break, ...] = ()
+    runs_python = False
 
     def __init__(self, operations: list[_Operation]) -> None:
         self.outputs: Any = None
@@ -90,20 +95,13 @@ class RecordingBackend:
         self.captures = 0
         self.attempts = 0
         self._host_dtype = host_dtype
-        self._lock = threading.RLock()
-        self._busy = False
+        self._lock = DeviceLock()
         self._recorder = _Recorder(fail_at, self.on_host)
         self._streams = [0]
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
 
-    @contextmanager
-    def exclusive(self) -> Iterator[bool]:
-        with self._lock:
-            nested, self._busy = self._busy, True
-            try:
-                yield not nested
-            finally:
-                self._busy = nested
+    def exclusive(self) -> DeviceLock:
+        return self._lock
 
     @contextmanager
     def warm_stream(self) -> Iterator[None]:
@@ -207,13 +205,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = _tensors([*args, *(kwargs or {}).values()])
+        given = list(tensors_of([*args, *(kwargs or {}).values()]))
         on_host = bool(given) and all(self._on_host(tensor) for tensor in given)
         if not self.recording or on_host:
             value = func(*args, **(kwargs or {}))
         else:
             value = self._record(func, args, kwargs or {})
-        for result in _tensors(value):
+        for result in tensors_of(value):
             self._watch(result)
         return value
 
@@ -226,20 +224,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen += 1
         # Aliases, because operations such as `squeeze_` change the shape of the tensor object itself.
         fixed_args, fixed_kwargs = map_tensors((args, kwargs), Tensor.detach)
-        given = {_address(tensor) for tensor in _tensors([*args, *kwargs.values()])}
+        given = {storage_address(tensor) for tensor in tensors_of([*args, *kwargs.values()])}
         value = func(*args, **kwargs)
         # By memory, not by schema: `reshape` and `to` are declared as views, and copy where they must.
-        results = [None if _address(result) in given else result.detach() for result in _tensors(value)]
+        results = [None if storage_address(r) in given else r.detach() for r in tensors_of(value)]
         for result in results:
             if result is not None:
-                self._sharers.setdefault(_address(result), 0)
+                self._sharers.setdefault(storage_address(result), 0)
         if name not in _ALLOCATIONS:
             self._operations.append(_Operation(func, fixed_args, fixed_kwargs, results))
         return value
 
     def _watch(self, result: Tensor) -> None:
         """Spoil recorded memory where the last tensor that shares it dies: a pool would reuse it there."""
-        address = _address(result)
+        address = storage_address(result)
         if address in self._sharers:
             self._sharers[address] += 1
             weakref.finalize(result, self._drop, address, result.detach()).atexit = False
@@ -253,18 +251,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._operations.append(_Operation(_spoil, (memory,), {}, []))
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def _selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
     """Indexing with booleans: the size of the result is known on the device alone."""
-    return name == "aten::index" and any(index.dtype == torch.bool for index in _tensors(args[1]))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+    return name == "aten::index" and any(index.dtype == torch.bool for index in tensors_of(args[1]))

@@ -17,6 +17,7 @@ from accel.graphs.automatic import Args, ConstructorMode, Kwargs, OperationMode
 from accel.graphs.backend import CapturedGraph, GraphBackend, raise_capture_failure
 from accel.graphs.breaks import Break, break_here, inside_break, name_of, one_run, recording
 from accel.graphs.bridges import BridgeArena
+from accel.graphs.buffers import storage_address
 from accel.graphs.capture import RunEagerError
 from accel.graphs.program import Call, EagerStep, HostInputs, SegmentedGraph, Step, Upload
 from accel.graphs.tree import distinct_tensors
@@ -83,7 +84,6 @@ class _Session:
 
     def record(self, fn: Callable[[], Any]) -> Any:
         """Run `fn`; return its outputs."""
-        self.steps.append(self._host_inputs)
         operations, constructors = (mode(self, self._backend) for mode in (OperationMode, ConstructorMode))
         with recording(self), one_run(), operations, constructors:
             self._open()
@@ -91,7 +91,9 @@ class _Session:
             if self._failure is not None:  # the region caught what was not meant for it
                 raise self._failure
             self._close()
-        self._host_inputs.seal()
+        if self._host_inputs:
+            self._host_inputs.seal()
+            self.steps.insert(0, self._host_inputs)
         return outputs
 
     def undo(self) -> None:
@@ -166,10 +168,10 @@ class _Session:
         raise self._failure
 
     def note_made(self, value: Any) -> None:
-        self._made.update(tensor.untyped_storage().data_ptr() for tensor in distinct_tensors(value))
+        self._made.update(storage_address(tensor) for tensor in distinct_tensors(value))
 
     def made(self, value: Any) -> bool:
-        return any(tensor.untyped_storage().data_ptr() in self._made for tensor in distinct_tensors(value))
+        return any(storage_address(tensor) in self._made for tensor in distinct_tensors(value))
 
     @contextmanager
     def _interrupted(self, at: Break) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from itertools import chain
@@ -138,6 +139,7 @@ def argument_name(name: str) -> str:
     return argument + rest
 
 
+@functools.cache
 def _alignment(device: torch.device) -> int:
     return _ALIGNMENT.get(device.type, _OTHER_ALIGNMENT)
 
@@ -228,11 +230,12 @@ class _Flattening:
         contents = None if kind in _CONSTANTS else _contents(value)
         if contents is None:
             return _constant(kind, value)
-        return Node(
-            kind, self._children(contents.items, "[{!r}]"), self._children(contents.attributes, ".{}")
-        )
+        items, attributes = contents
+        return Node(kind, self._children(items, "[{!r}]"), self._children(attributes, ".{}"))
 
     def _children(self, children: list[tuple[Any, Any]], form: str) -> tuple[tuple[Any, Key], ...]:
+        if not children:
+            return ()
         self._values += len(children)
         if self._values > MAX_LEAVES:
             raise UnsupportedValueError(f"more than {MAX_LEAVES} leaves; pass tensors instead of long lists")

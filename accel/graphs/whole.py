@@ -10,14 +10,15 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accel.fusion.gate import fusion_epoch
 from accel.graphs.arguments import NamedArguments
-from accel.graphs.backend import GraphBackend
+from accel.graphs.backend import GraphBackend, RandomState
+from accel.graphs.breaks import Break
 from accel.graphs.buffers import Tokens
 from accel.graphs.cache import BlockList, GraphCache, MemoryBudget
 from accel.graphs.capture import Call, Entry, Record, RunEagerError
@@ -35,10 +36,6 @@ from accel.record import Kind, Outcome, Reason
 _log = logging.getLogger("samebit")
 
 
-class _Replayed(NamedTuple):
-    value: Any
-
-
 class WholeGraph:
     """The graphs of one region.
 
@@ -47,7 +44,6 @@ class WholeGraph:
     graph's own tensors, to be consumed before the next call of this region. persistent: arguments that
     change rarely, copied only when they did (see `StaticInputs`). budget: shared by the regions of a
     stage; by default one of the region's own.
-
     allow_capture: whether a new signature is captured; otherwise it runs eager as `not_warmed`.
     """
 
@@ -87,6 +83,7 @@ class WholeGraph:
         self._launch_first = outputs == "clone"
         self._state = self._current_state()
         self._environment = Environment.current(backend.device.type)
+        self._steady = False  # whether the last call found all as the one before
 
     def __len__(self) -> int:
         """Live graphs."""
@@ -105,6 +102,11 @@ class WholeGraph:
     def capture_ms(self) -> float:
         """Time spent on captures."""
         return self._maker.capture_ms
+
+    @property
+    def breaks(self) -> list[Break]:
+        """Of all live graphs, in order."""
+        return [each for entry in self._cache.entries() for each in entry.graph.breaks]
 
     def stats(self) -> GraphStats:
         """What happened so far, as a copy."""
@@ -161,14 +163,14 @@ class WholeGraph:
         """If memory runs out, give up all graphs of the region for a second attempt."""
         if outcome.reason is Reason.NESTED_CAPTURE or not len(self):
             return self._fn(*args, **kwargs), outcome
-        rng = self._backend.rng_state()
+        rng = RandomState.of(self._backend)
         try:
             return self._fn(*args, **kwargs), outcome
         except torch.OutOfMemoryError as error:
             outcome = Outcome(Kind.EAGER, Reason.OOM, describe(error))
         _log.warning("%s: out of memory; its graphs are dropped, the call is tried again.", self._name)
         self.close()
-        self._backend.set_rng_state(rng)
+        rng.restore(self._backend)
         return self._fn(*args, **kwargs), outcome
 
     def _serve(
@@ -180,12 +182,9 @@ class WholeGraph:
             arguments, tensors = sealed_arguments(sealed), distinct_tensors(values)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise RunEagerError(Reason.GRAD_ENABLED, "an argument requires grad")
-        early = self._replay_then_check(arguments, tensors, tokens)
-        if early is not None:
-            return early.value, Outcome(Kind.REPLAYED)
-        self._environment = Environment.current(self._backend.device.type)
-        signature = Signature(arguments, self._environment, self._fused)
-        self._require_legal()
+        if (served := self._replay_then_check(arguments, tensors, tokens)) is not None:
+            return served
+        signature = Signature(arguments, self._legal_environment(), self._fused)
         entry = self._cache.get(signature)
         if entry is not None:
             return self._replay(entry, tensors, tokens), Outcome(Kind.REPLAYED)
@@ -196,32 +195,40 @@ class WholeGraph:
 
     def _replay_then_check(
         self, arguments: Key, tensors: list[Tensor], tokens: Tokens | None
-    ) -> _Replayed | None:
+    ) -> tuple[Any, Outcome] | None:
         """Let the device work while the host looks at the rest; `None` where that gave no valid result.
 
-        Switches of the process and modules are taken to be as at the last call. The graph reads memory that
-        it keeps alive and writes its own. The caller's tensors are untouched, so that the call can still be
-        served in another way.
+        Switches and modules are taken to be as at the last call. The graph reads memory that it keeps alive
+        and writes its own, and the caller's tensors are untouched: the call can still be served otherwise.
+        Replays that call functions of the region never go first.
         """
-        signature = Signature(arguments, self._environment, self._fused)
-        entry = self._cache.peek(signature) if self._launch_first else None
-        if entry is None:
+        if not (self._launch_first and self._steady):
             return None
-        rng = self._backend.rng_state() if entry.draws else None
+        signature = Signature(arguments, self._environment, self._fused)
+        entry = self._cache.peek(signature)
+        if entry is None or entry.graph.runs_python:
+            return None
+        rng = RandomState.of(self._backend) if entry.draws else None
         value = self._replay(entry, tensors, tokens)
         same_environment = self._environment == Environment.current(self._backend.device.type)
         if same_environment and self._refusal() is None and self._state == self._current_state():
             self._cache.get(signature)  # which counts
-            return _Replayed(value)
+            return value, Outcome(Kind.REPLAYED)
         if rng is not None:
-            self._backend.set_rng_state(rng)
+            rng.restore(self._backend)
+        entry.stats.replays -= 1  # it served nobody
         return None
 
-    def _require_legal(self) -> None:
+    def _legal_environment(self) -> Environment:
+        """The switches as they are now, if a graph may serve calls."""
+        before, self._environment = self._environment, Environment.current(self._backend.device.type)
+        self._steady = False
         refusal = self._refusal()
         self._drop_outdated()
         if refusal is not None and refusal.reason is not None:
             raise RunEagerError(refusal.reason, refusal.detail)
+        self._steady = self._environment == before
+        return self._environment
 
     def _refusal(self) -> Outcome | None:
         """Why no graph may serve a call now."""
@@ -259,14 +266,14 @@ class WholeGraph:
 
     def _replay(self, entry: Entry, tensors: list[Tensor], tokens: Tokens | None) -> Any:
         self._backend.join_previous()
-        rng = self._backend.rng_state() if entry.draws else None
+        rng = RandomState.of(self._backend) if entry.draws else None
         try:
             entry.inputs.fill(tensors, tokens)
             entry.graph.replay()
             room = entry.results.allocate()
         except (RuntimeError, RunEagerError) as error:
             if rng is not None:
-                self._backend.set_rng_state(rng)
+                rng.restore(self._backend)
             raise self._replay_failure(error) from None
         entry.stats.replays += 1
         entry.stats.last_used = time.time()

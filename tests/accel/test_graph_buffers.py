@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from graph_harness import Harness, X
 from torch import Tensor
 
+from accel.graphs import buffers
+from accel.graphs.buffers import StaticInputs
 from accel.record import Kind, Outcome, Reason
 
 VIEW = {"outputs": "view"}
@@ -101,6 +104,22 @@ def test_tensors_without_a_version_need_a_token() -> None:
             assert copies_of(run) - before == copied
         assert torch.equal(run(X, X), X * X)
         assert torch.equal(run.vouched(X, context, tokens={"context": "a"}), X * context)
+
+
+def test_a_copy_that_was_interrupted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = StaticInputs([X], persistent={0: ("x",)})
+    changed = X + 1
+    inputs.fill([X], {"x": 1})
+
+    def interrupted(pairs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(buffers, "_copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            inputs.fill([changed], {"x": 2})
+    inputs.fill([changed], {"x": 2})
+    assert torch.equal(inputs.buffers[0], changed)
 
 
 def test_results_of_graphs_are_never_taken_for_unchanged() -> None:

@@ -312,6 +312,38 @@ def test_inside_another_region_a_loop_is_part_of_that_region(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_loop_may_run_itself_between_its_steps(mode: str) -> None:
+    """E.g. for a preview. In a thread of its own, for a lock that waits for itself would wait for ever."""
+    stage, _ = bound(mode)
+    args, other = (x_of(1, 4), steps_of(5), x_of(1, 4)), (x_of(1, 4), steps_of(5), x_of(1, 4))
+    results: list[Carry] = []
+    inner: list[Carry] = []
+
+    @torch.no_grad()
+    def work() -> None:
+        for _ in range(2):
+            results.append(stage.run(*args, on_step=lambda: inner.append(stage.run(*other))))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert all(same(result, plain(stage, *args)) for result in results)
+    assert all(same(result, plain(stage, *other)) for result in inner)
+    assert (len(results), len(inner)) == (2, 10)
+
+
+def test_a_step_outside_of_a_loop_takes_nothing_for_unchanged() -> None:
+    stage, runner = bound("chain")
+    step, carry = Step(x_of(1), 0), Carry(x_of(1, 4))
+    stage.advance(carry, step, x_of(1, 4), gain=1.0)
+    (call,) = (region.call for region in runner.regions if region.name == "advance")
+    for _ in range(3):
+        shared = x_of(1, 4)
+        expected = unbound(stage).advance(carry, step, shared, gain=1.0)
+        assert torch.equal(call(carry, step, shared, gain=1.0).x, expected.x)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_without_graphs_every_step_runs_plainly(mode: str) -> None:
     stage, runner = bound(mode, enable_cuda_graph=False)
     args = (x_of(1, 4), steps_of(5), x_of(1, 4))

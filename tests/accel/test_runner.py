@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accel.fusion import swiglu
 from accel.graphs.recording import RecordingBackend
 from accel.policy import AccelPolicy, StageOverride
-from accel.record import MAX_WALLS, Kind, Outcome, Reason, StageRecord
+from accel.record import MAX_DETAILS, MAX_WALLS, Kind, Outcome, Reason, SiteOutcome, StageRecord
 from accel.region import region
 from accel.runner import Runner
 
@@ -191,6 +191,28 @@ def test_segmented_graphs_break_where_full_ones_run_eager() -> None:
     assert broken.outcomes[Outcome(Kind.CAPTURED)] == 1
     assert len(broken.breaks) == 1
     assert broken.breaks[0].startswith("test_runner.py:")
+
+
+@torch.no_grad()
+def test_the_breaks_of_the_record_are_those_of_live_graphs() -> None:
+    """Weights that a server exchanges now and then make new graphs in the place of old ones."""
+    stage, runner = Waiting(), Runner(policy(graph_mode="segmented"), device=CPU, backend=RecordingBackend())
+    runner.bind(stage)
+    for _ in range(3):
+        stage.net.weight = nn.Parameter(torch.ones(8, 4), requires_grad=False)
+        stage.step(torch.ones(1, 3, 4))
+        assert len(runner.record.stage("denoising").breaks) == 1
+    assert runner.record.stage("denoising").outcomes == {Outcome(Kind.CAPTURED): 3}
+
+
+def test_the_details_kept_of_a_stage_are_bounded() -> None:
+    record = StageRecord("denoising")
+    for i in range(1000):
+        record.count(Outcome(Kind.EAGER, Reason.OOM, f"{i} MiB are free"))
+        record.count(SiteOutcome("swiglu", False, Reason.UNSUPPORTED_INPUT, f"{i} rows"))
+    for counter in (record.outcomes, record.sites):
+        assert sum(counter.values()) == 1000
+        assert len(counter) == MAX_DETAILS + 1
 
 
 @torch.no_grad()
