@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,3 +19,14 @@ def tensor_digest(value: Any) -> str:
         sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
         sha.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
+
+
+class DigestedOutputs:
+    """A result that keeps every stage output by "stage.field"; shared, not to be written to."""
+
+    outputs: Mapping[str, Any]
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """`tensor_digest` of every stage output, computed on first use."""
+        return {name: tensor_digest(value) for name, value in self.outputs.items()}

@@ -27,6 +27,7 @@ from pipelines.flux2.request import ImageRequest
 from pipelines.flux2.schedule import flow_match_schedule
 from pipelines.flux2.transformer_pass import Modulations, Rope, predict
 from pipelines.progress import Progress
+from pipelines.upload import upload
 from stages.stage import Field, Stage, State
 
 
@@ -130,7 +131,7 @@ class Denoising(Stage):
             device="cpu",
         )
         # The tokens stay a transposed view: products of other strides may round differently.
-        return noise.to(self._device).flatten(2).permute(0, 2, 1)
+        return upload(noise, self._device).flatten(2).permute(0, 2, 1)
 
     def steps(self, request: ImageRequest) -> tuple[DenoisingStep, ...]:
         """The inputs of every step of a request; kept, so not to be written to."""

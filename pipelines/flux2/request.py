@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from accel.errors import ConfigError
 from pipelines.flux2.config import TOKEN_PIXELS
 from pipelines.flux2.images import Reference
 from pipelines.flux2.position_ids import Grid
-from pipelines.tensor_digest import tensor_digest
+from pipelines.tensor_digest import DigestedOutputs
 
 MAX_SEED = 2**63 - 1
 
@@ -60,7 +59,7 @@ class ImageRequest:
 
 
 @dataclass(frozen=True)
-class ImageResult:
+class ImageResult(DigestedOutputs):
     """Images and what they were made from.
 
     images: model dtype, (B, 3, H, W) in [0, 1] on the CPU. outputs: every stage output by "stage.field";
@@ -72,11 +71,6 @@ class ImageResult:
     seed: int
     outputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of every stage output's tensors, computed on first use."""
-        return {name: tensor_digest(value) for name, value in self.outputs.items()}
 
 
 def _is_whole(value: object, low: int) -> bool:

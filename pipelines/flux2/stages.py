@@ -22,6 +22,7 @@ from pipelines.flux2.prompt import PromptTokenizer
 from pipelines.flux2.request import ImageRequest
 from pipelines.flux2.text_encoder import MAX_TOKENS, PromptEncoder, causal_mask
 from pipelines.flux2.vae_latents import latents_from_tokens, tokens_from_latents
+from pipelines.upload import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 
@@ -88,8 +89,8 @@ class TextEncoding(Stage):
         tokens = self._tokenizer.encode(prompt)
         mask = causal_mask(tokens.attention_mask)
         embeds = self.encode(
-            tokens.input_ids.to(self._device),
-            None if mask is None else mask.to(self._device),
+            upload(tokens.input_ids, self._device),
+            None if mask is None else upload(mask, self._device),
             *self._rotary,
         )
         encoded = EncodedPrompt(embeds, tokens.truncated)

@@ -30,19 +30,21 @@ def compose_canvas(images: Mapping[str, Tensor], config: PolicyConfig) -> Tensor
     Raises: ObservationError for a missing camera or a wrong size; ConfigError for a layout that
         does not fit its cameras or canvas.
     """
-    layout, canvas = config.camera_layout, config.canvas_hw
+    layout = config.camera_layout
     if layout not in _LAYOUTS:
         raise ConfigError(f"camera_layout: unknown layout '{layout}'. Known: {', '.join(_LAYOUTS)}.")
+    canvas = torch.zeros(3, *config.canvas_hw, dtype=torch.float32, device="cpu")
     if COMPOSITE in images:
         if layout != "droid":
             raise ObservationError(
                 f"camera '{COMPOSITE}' belongs to the droid layout; this policy's layout is '{layout}'"
             )
         _require_size(COMPOSITE, images[COMPOSITE], DROID_COMPOSITE)
-        composed = _pad_droid(images[COMPOSITE], canvas)
+        _composite_of(canvas).copy_(images[COMPOSITE])
+        _mirror_margin(canvas)
     else:
-        composed = _LAYOUTS[layout](_named(images, config.cameras), canvas)
-    return (composed * 2).sub_(1)
+        _LAYOUTS[layout](_named(images, config.cameras), canvas)
+    return canvas.mul_(2).sub_(1)
 
 
 def _named(images: Mapping[str, Tensor], cameras: Sequence[str]) -> dict[str, Tensor]:
@@ -55,48 +57,58 @@ def _named(images: Mapping[str, Tensor], cameras: Sequence[str]) -> dict[str, Te
     return {camera: images[camera] for camera in cameras}
 
 
-def _droid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+def _droid(views: Mapping[str, Tensor], canvas: Tensor) -> None:
     """Wrist above left and right at half size."""
     _require_cameras("droid", views, 3)
     for camera, view in views.items():
         _require_size(camera, view, DROID_CAMERA)
     wrist, left, right = views.values()
-    bottom = torch.cat([_half(left), _half(right)], dim=2)
-    return _pad_droid(torch.cat([wrist, bottom], dim=1), canvas)
+    height, width = DROID_CAMERA
+    composite = _composite_of(canvas)
+    composite[:, :height] = wrist
+    composite[:, height:, : width // 2] = _half(left)
+    composite[:, height:, width // 2 :] = _half(right)
+    _mirror_margin(canvas)
 
 
-def _pad_droid(composite: Tensor, canvas: Size) -> Tensor:
-    """Mirror the composite into the canvas margin on the right and at the bottom."""
-    bottom, right = canvas[0] - DROID_COMPOSITE[0], canvas[1] - DROID_COMPOSITE[1]
-    return F.pad(composite[None], (0, right, 0, bottom), mode="reflect")[0]
+def _composite_of(canvas: Tensor) -> Tensor:
+    """The part of a `droid` canvas that is not margin."""
+    height, width = DROID_COMPOSITE
+    return canvas[:, :height, :width]
 
 
-def _single(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+def _mirror_margin(canvas: Tensor) -> None:
+    """Mirror the composite into the margin on the right and at the bottom, without repeating its edge."""
+    height, width = DROID_COMPOSITE
+    bottom, right = canvas.shape[1] - height, canvas.shape[2] - width
+    canvas[:, :height, width:] = canvas[:, :height, width - 1 - right : width - 1].flip(2)
+    canvas[:, height:] = canvas[:, height - 1 - bottom : height - 1].flip(1)
+
+
+def _single(views: Mapping[str, Tensor], canvas: Tensor) -> None:
     _require_cameras("single", views, 1)
     (view,) = views.values()
-    return _resize(view, canvas)
+    canvas.copy_(_resize(view, _size(canvas)))
 
 
-def _side_by_side(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
+def _side_by_side(views: Mapping[str, Tensor], canvas: Tensor) -> None:
     _require_cameras("side_by_side", views, 2)
-    height, width = canvas
-    if width % 2:
-        raise ConfigError(f"canvas_hw: side_by_side needs an even width, not {width}")
-    return torch.cat([_resize(view, (height, width // 2)) for view in views.values()], dim=2)
+    if canvas.shape[2] % 2:
+        raise ConfigError(f"canvas_hw: side_by_side needs an even width, not {canvas.shape[2]}")
+    for half, view in zip(canvas.chunk(2, dim=2), views.values(), strict=True):
+        half.copy_(_resize(view, _size(half)))
 
 
-def _grid(views: Mapping[str, Tensor], canvas: Size) -> Tensor:
-    """Row-major cells, as square a grid as fits; unused area is 0."""
+def _grid(views: Mapping[str, Tensor], canvas: Tensor) -> None:
+    """Row-major cells, as square a grid as fits; unused area stays 0."""
     largest = (max(v.shape[1] for v in views.values()), max(v.shape[2] for v in views.values()))
     columns = math.ceil(math.sqrt(len(views)))
     rows = math.ceil(len(views) / columns)
-    height, width = canvas[0] // rows, canvas[1] // columns
-    composed = torch.zeros(3, *canvas, dtype=torch.float32, device="cpu")
+    height, width = canvas.shape[1] // rows, canvas.shape[2] // columns
     for index, view in enumerate(views.values()):
         top, left = index // columns * height, index % columns * width
         cell = _resize(_resize(view, largest), (height, width))
-        composed[:, top : top + height, left : left + width] = cell
-    return composed
+        canvas[:, top : top + height, left : left + width] = cell
 
 
 def _half(image: Tensor) -> Tensor:
@@ -111,9 +123,13 @@ def _half(image: Tensor) -> Tensor:
 
 def _resize(image: Tensor, size: Size) -> Tensor:
     """Bilinear, corners not aligned, antialiased. An image of that size already comes back unchanged."""
-    if tuple(image.shape[1:]) == size:
+    if _size(image) == size:
         return image
     return F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+
+
+def _size(image: Tensor) -> Size:
+    return image.shape[1], image.shape[2]
 
 
 def _require_cameras(layout: str, views: Mapping[str, Tensor], count: int) -> None:
@@ -124,7 +140,7 @@ def _require_cameras(layout: str, views: Mapping[str, Tensor], count: int) -> No
 
 
 def _require_size(camera: str, image: Tensor, size: Size) -> None:
-    seen = tuple(image.shape[1:])
+    seen = _size(image)
     if seen != size:
         raise ObservationError(
             f"camera '{camera}': {seen[0]} x {seen[1]} pixels (height x width); "
@@ -132,7 +148,8 @@ def _require_size(camera: str, image: Tensor, size: Size) -> None:
         )
 
 
-_LAYOUTS: dict[str, Callable[[Mapping[str, Tensor], Size], Tensor]] = {
+# Each fills a canvas of zeros, in [0, 1].
+_LAYOUTS: dict[str, Callable[[Mapping[str, Tensor], Tensor], None]] = {
     "droid": _droid,
     "single": _single,
     "side_by_side": _side_by_side,

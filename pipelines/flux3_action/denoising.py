@@ -16,6 +16,7 @@ from torch import Tensor
 from accel.fusion.savings import takes
 from accel.loops import iterate
 from accel.region import loop_body
+from pipelines.flux3_action.policy_config import LATENT_CHANNELS
 from pipelines.flux3_action.position_ids import pack_actions, pack_latents
 from pipelines.flux3_action.request import ActionRequest
 from pipelines.flux3_action.stages import TextTokens, TransformerStage
@@ -27,7 +28,9 @@ from pipelines.flux3_action.tables import (
     denoising_steps,
 )
 from pipelines.flux3_action.transformer import TEXT, concat_modulations
+from pipelines.host_threads import one_host_thread
 from pipelines.progress import Progress
+from pipelines.upload import upload
 from stages.guidance import combine
 from stages.samplers import History, sampler_plan
 from stages.stage import Field, State
@@ -111,10 +114,10 @@ class Denoising(TransformerStage):
         def draw(*shape: int) -> Tensor:
             return torch.randn(1, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
-        channels = config.transformer.in_channels[VIDEO]
-        video = pack_latents(draw(channels, config.latent_frames, *config.latent_hw))
-        action = pack_actions(draw(config.action_dim, config.chunk_size))
-        return video.to(self._device), action.to(self._device)
+        with one_host_thread():  # the device meanwhile works on the stages before
+            video = pack_latents(draw(LATENT_CHANNELS, config.latent_frames, *config.latent_hw))
+            action = pack_actions(draw(config.action_dim, config.chunk_size))
+            return upload(video, self._device), upload(action, self._device)
 
     def steps(self, request: ActionRequest) -> tuple[DenoisingStep, ...]:
         """The inputs of every step of a request; kept, so not to be written to.

@@ -113,7 +113,9 @@ def _range_of(array: npt.NDArray[Any], image_format: ImageFormat, camera: str) -
 def _shape_message(shape: tuple[int, ...], layout: str, channels: int, camera: str) -> str:
     expected = f"({channels}, H, W)" if layout == "chw" else f"(H, W, {channels})"
     ends = (shape[0], shape[-1]) if len(shape) == 3 else ()
-    if channels in ends:
+    if 0 in shape:
+        remedy = "send an image that has pixels"
+    elif channels in ends:
         remedy = "declare the layout, hwc or chw"
     elif len(shape) == 2 or 1 in ends:
         remedy = "repeat a gray image in three channels"

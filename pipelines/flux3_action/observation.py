@@ -78,14 +78,14 @@ def _frames(raw: RawObservation, config: PolicyConfig) -> dict[str, Any]:
 
 
 def _by_camera(images: Mapping[Any, Any], cameras: tuple[str, ...]) -> dict[str, Any]:
-    """Key the images by the policy's own camera names."""
+    """Key the images by the policy's own camera names; cameras that it does not know keep theirs."""
     frames: dict[str, Any] = {}
     for key, value in images.items():
         name = str(key)
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
         camera = name if name in cameras else ALIASES.get(name, name)
-        if camera in frames:
+        if camera in frames and camera in (*cameras, COMPOSITE):
             raise ObservationError(f"images: two images for camera '{camera}', the second under '{key}'")
         frames[camera] = value
     return frames

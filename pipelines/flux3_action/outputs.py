@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
+import torch
 
 from accel.errors import OutputError
 from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.request import ActionResult
+from pipelines.pixel_files import eight_bit, png
 
 Floats = npt.NDArray[np.float32]
 
@@ -154,15 +154,10 @@ def _numbers(values: Floats) -> list[float]:
 
 def _canvas_png(result: ActionResult, origin: Origin) -> bytes:
     """The policy's view, [-1, 1] -> 8 bit, rounded to nearest; 8-bit camera pixels come back exactly."""
-    pixels = np.rint((result.canvas.astype(np.float64) + 1) * 127.5).clip(0, 255).astype(np.uint8)
-    text = PngInfo()
-    for key, value in {
+    metadata = {
         "Software": "samebit",
         "prompt": result.prompt,
         "seed": str(result.seed),
         "config_hash": origin.config_hash,
-    }.items():
-        text.add_itxt(key, value)
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).save(buffer, "PNG", pnginfo=text)
-    return buffer.getvalue()
+    }
+    return png(eight_bit(torch.from_numpy((result.canvas + 1) / 2)), metadata=metadata)

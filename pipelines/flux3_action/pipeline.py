@@ -16,26 +16,16 @@ from pipelines.flux3_action.settings import Flux3Settings, ObservationSource
 from pipelines.flux3_action.stages import ActionDecoding, ObservationEncoding, TextEncoding, Vae
 from pipelines.flux3_action.tables import StaticTables
 from pipelines.flux3_action.weights import Components, load_components
+from pipelines.generation_config import GenerationConfig
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
-from pipelines.weights_config import WeightsConfig
 from stages.guidance import resolve_guidance
 from stages.stage import State
 
 
-class Flux3Config(Protocol):
+class Flux3Config(GenerationConfig[Flux3Settings], Protocol):
     """What this pipeline reads of the configuration; see `tasks.config.RunConfig`."""
 
-    @property
-    def model(self) -> Flux3Settings: ...
-    @property
-    def accel(self) -> AccelPolicy: ...
-    @property
-    def weights(self) -> WeightsConfig: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def prompt(self) -> str | None: ...
     @property
     def observation(self) -> ObservationSource | None: ...
 
@@ -186,10 +176,12 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
 
     def _finish(self, state: State) -> ActionResult:
         request: ActionRequest = state["request"]
+        canvas = state["canvas"].numpy()
+        canvas.flags.writeable = False  # instead of a copy that every robot would wait for
         return ActionResult(
             actions=state["actions"].numpy().copy(),
             state=request.observation.state.numpy().copy(),
-            canvas=state["canvas"].numpy().copy(),
+            canvas=canvas,
             fps=self.config.fps,
             prompt=request.observation.prompt,
             seed=request.seed,

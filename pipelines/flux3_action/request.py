@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from accel.errors import ConfigError
-from accel.graphs.tree import distinct_tensors
 from pipelines.flux3_action.observation import Observation
 from pipelines.flux3_action.policy_config import Sampler
+from pipelines.tensor_digest import DigestedOutputs
 from stages.guidance import passes
 from stages.samplers import sampler_plan
 
@@ -64,12 +61,13 @@ class ActionRequest:
 
 
 @dataclass(frozen=True)
-class ActionResult:
+class ActionResult(DigestedOutputs):
     """A chunk of actions and what it was made from.
 
     actions: float32 (K, A), dataset units (DROID: rad; gripper closed fraction 0..1).
-    state: float32 (A,), the observed state in the same units. canvas: float32 (3, H, W) in [-1, 1].
-    fps: control rate in Hz. outputs: every stage output by "stage.field"; shared, do not write.
+    state: float32 (A,), the observed state in the same units. canvas: float32 (3, H, W) in [-1, 1];
+    a pipeline's is read-only and shares memory with `outputs`. fps: control rate in Hz.
+    outputs: every stage output by "stage.field"; shared, do not write.
     notes: what the sender should know about how the request was served.
     """
 
@@ -81,19 +79,6 @@ class ActionResult:
     seed: int
     outputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of shapes, dtypes and raw bytes of every stage output's tensors, computed on first use."""
-        return {name: _digest(value) for name, value in self.outputs.items()}
-
-
-def _digest(value: Any) -> str:
-    sha = hashlib.sha256()
-    for leaf in distinct_tensors(value):
-        sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
-        sha.update(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
 
 
 def _is_whole(value: object, low: int) -> bool:

@@ -28,6 +28,7 @@ from pipelines.flux3_action.tokenizer import MAX_TOKENS, CaptionTokenizer
 from pipelines.flux3_action.transformer import TEXT, ActionTransformer
 from pipelines.flux3_action.video_vae import VideoEncoder
 from pipelines.host_threads import one_host_thread
+from pipelines.upload import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 
@@ -121,7 +122,7 @@ class TextEncoding(Stage):
         tokenized = self._tokenizer.encode(caption)
         length = tokenized.input_ids.shape[1]
         context = self.encode(
-            tokenized.input_ids.to(self._device),
+            upload(tokenized.input_ids, self._device),
             *self._prepare(tokenized.n_tokens, length),
         )
         rope = self._rope(length)
@@ -170,11 +171,9 @@ class Vae(Stage):
         request: ActionRequest = state["request"]
         with one_host_thread():
             canvas = compose_canvas(request.observation.images, self._config)
-            # The cast happens on the CPU: the bf16 pixels do not depend on the device.
-            pixels = canvas.to(self._dtype)[None, :, None]
+            pixels = upload(canvas, self._device, dtype=self._dtype)
         state["canvas"] = canvas
-        self._vae.prepare((1, *canvas.shape[1:]))
-        state["latent_tokens"] = self.encode(pixels.to(self._device))
+        state["latent_tokens"] = self.encode(pixels[None, :, None])
 
     @region
     def encode(self, pixels: Tensor) -> Tensor:
@@ -221,8 +220,10 @@ class ObservationEncoding(TransformerStage):
 
     def run(self, state: State) -> None:
         request: ActionRequest = state["request"]
-        token = state_token(request.observation.state, self._config).to(self._dtype).to(self._device)
-        state["video_cond"], state["state_cond"] = self.condition(state["latent_tokens"], token)
+        token = state_token(request.observation.state, self._config)
+        state["video_cond"], state["state_cond"] = self.condition(
+            state["latent_tokens"], upload(token, self._device, dtype=self._dtype)
+        )
 
     @region
     def condition(self, latent_tokens: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
-from transformers import AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoTokenizer
 
-from accel.errors import CheckpointError, ObservationError
+from accel.errors import CheckpointError
+from pipelines import local_tokenizer
+from pipelines.prompt_tokens import require_unicode
 from pipelines.strict_json import read_json_object
 
 MAX_TOKENS = 8192
@@ -84,10 +85,7 @@ class CaptionTokenizer:
 
         Raises: ObservationError for text that is not valid Unicode.
         """
-        try:
-            caption.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ObservationError(f"prompt: not valid Unicode ({error.reason}). Send plain text.") from error
+        require_unicode(caption)
         message = {"role": "user", "content": caption}
         text = self._tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -99,13 +97,8 @@ class CaptionTokenizer:
 
 
 def build_tiny_tokenizer() -> CaptionTokenizer:
-    """A byte-level BPE tokenizer without merges: one token a byte, and Qwen's special tokens."""
-    alphabet = sorted(ByteLevel.alphabet())
-    tokenizer = Qwen2Tokenizer(
-        vocab={symbol: index for index, symbol in enumerate(alphabet)},
-        merges=[],
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-        padding_side="right",
+    """One token a byte, with Qwen's special tokens and chat template."""
+    tokenizer = local_tokenizer.build(
+        pad_token="<|endoftext|>", special_tokens=("<|im_start|>", "<|im_end|>"), chat_template=_CHAT_TEMPLATE
     )
-    tokenizer.chat_template = _CHAT_TEMPLATE
     return CaptionTokenizer(tokenizer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pipelines.ltx2.architectures import Size
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Defaults, defaults
 from pipelines.ltx2.guidance import Guidance, Scales
 from pipelines.ltx2.settings import Ltx2Settings
-from pipelines.tensor_digest import tensor_digest
+from pipelines.tensor_digest import DigestedOutputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +148,7 @@ def _guidance(settings: Ltx2Settings, own: Defaults) -> Guidance:
 
 
 @dataclass(frozen=True)
-class VideoResult:
+class VideoResult(DigestedOutputs):
     """Videos with sound and what they were made from.
 
     frames: (videos, frames, 3, H, W) in [0, 1], model dtype, on the CPU. waveform: (videos, 2, samples) in
@@ -166,8 +165,3 @@ class VideoResult:
     seed: int
     outputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of shapes, dtypes and raw bytes of every stage output's tensors, computed on first use."""
-        return {name: tensor_digest(value) for name, value in self.outputs.items()}

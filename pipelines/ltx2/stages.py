@@ -28,6 +28,7 @@ from pipelines.ltx2.prompt import PromptTokenizer
 from pipelines.ltx2.request import VideoRequest
 from pipelines.ltx2.text_encoder import PromptTokens, hidden_states, prepare_tokens
 from pipelines.ltx2.transformer_pass import Text, Transformer, project_text
+from pipelines.upload import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 
@@ -98,8 +99,8 @@ class TextEncoding(Stage):
         if cached is not None:
             return cached
         tokenized = self._tokenizer.encode(prompt)
-        mask = tokenized.attention_mask.to(self._device)
-        tokens = prepare_tokens(self._encoder, tokenized.input_ids.to(self._device), mask)
+        mask = upload(tokenized.attention_mask, self._device)
+        tokens = prepare_tokens(self._encoder, upload(tokenized.input_ids, self._device), mask)
         encoded = PromptStates(self.encode(tokens), mask, tokenized.truncated)
         self.cache.put(prompt, encoded, tokens=self._tokenizer.length)
         return encoded
@@ -202,7 +203,7 @@ class LatentPreparation(Stage):
 
         def draw(*dims: int) -> Tensor:
             noise = torch.randn(videos, *dims, generator=generator, dtype=torch.float32, device="cpu")
-            return noise.to(self._device)
+            return upload(noise, self._device)
 
         video = draw(self._vae.config.latent_channels, shape.frames, shape.height, shape.width)
         mel_bins = config.mel_bins // self._audio_vae.mel_compression_ratio
@@ -218,8 +219,7 @@ class LatentPreparation(Stage):
             crf=request.image_crf,
             vae_ratio=self._vae.spatial_compression_ratio,
         )
-        # The cast happens on the CPU: the bf16 pixels do not depend on the device.
-        return pixels.to(self._dtype).to(self._device)
+        return upload(pixels, self._device, dtype=self._dtype)
 
     @region
     def encode_image(self, pixels: Tensor) -> Tensor:

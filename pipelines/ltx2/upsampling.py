@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from accel.region import region
 from pipelines.ltx2.latent_shapes import Latents, first_frame_mask, pack_video, unpack_video
 from pipelines.ltx2.request import RefinementPlan, VideoRequest
+from pipelines.upload import upload
 from stages.stage import Field, Stage, State
 
 
@@ -60,8 +61,8 @@ class Upsampling(Stage):
         audio_noise = torch.randn(latents.audio.shape, generator=generator, dtype=torch.float32, device="cpu")
         state["refinement_start"] = self.upsample(
             latents,
-            video_noise.to(self._device),
-            audio_noise.to(self._device),
+            upload(video_noise, self._device),
+            upload(audio_noise, self._device),
             mask,
             plan=request.refinement,
         )

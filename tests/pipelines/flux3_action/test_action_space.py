@@ -15,18 +15,10 @@ from pipelines.flux3_action.action_space import (
     normalise,
     state_token,
 )
-from pipelines.flux3_action.policy_config import PolicyConfig, QuantileStats, TransformerConfig
+from pipelines.flux3_action.policy_config import QuantileStats
+from pipelines.flux3_action.synthetic import droid_config
 
-DROID = PolicyConfig(
-    action_modality="action_prediction_droid",
-    action_dim=8,
-    chunk_size=32,
-    camera_layout="droid",
-    camera_keys=("images.wrist", "images.left", "images.right"),
-    canvas_hw=(544, 736),
-    transformer=TransformerConfig(in_channels={"video": 96, "video_cond": 96}),
-    gripper_flip_dims=(-1,),
-)
+DROID = droid_config("full")
 
 
 def quantiles(stats) -> QuantileStats | None:

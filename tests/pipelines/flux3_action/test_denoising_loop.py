@@ -19,6 +19,7 @@ from accel.runner import Runner
 from pipelines.flux3_action.denoising import Denoising
 from pipelines.flux3_action.observation import Observation
 from pipelines.flux3_action.package import read_package
+from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.request import ActionRequest
 from pipelines.flux3_action.stages import TextTokens
 from pipelines.flux3_action.synthetic import fill_synthetic
@@ -39,9 +40,24 @@ def transformer() -> ActionTransformer:
     return module.eval().requires_grad_(False)
 
 
-def denoising(transformer: ActionTransformer) -> Denoising:
-    tables = StaticTables(CONFIG, transformer, device=CPU)
-    return Denoising(config=CONFIG, transformer=transformer, tables=tables, device=CPU, dtype=DTYPE)
+def denoising(transformer: ActionTransformer, config: PolicyConfig = CONFIG) -> Denoising:
+    tables = StaticTables(config, transformer, device=CPU)
+    return Denoising(config=config, transformer=transformer, tables=tables, device=CPU, dtype=DTYPE)
+
+
+def test_noise_is_the_same_on_any_number_of_threads(transformer: ActionTransformer) -> None:
+    config = replace(CONFIG, camera_layout="droid", chunk_size=32)  # large enough to be shared out
+    stage = denoising(transformer, config)
+    before, drawn = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            drawn.append(stage.noise(3))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*drawn, strict=True):
+        assert torch.equal(one, other)
 
 
 class CountingProgress:

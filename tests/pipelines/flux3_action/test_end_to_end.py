@@ -75,7 +75,7 @@ def test_chunk_matches_the_reference(
         "vel_action": torch.stack([action for _, action in velocities.seen]),
         "cond_latent": latent,
         "state_token": state_token(state, CONFIG),
-        "canvas_mean_8x8": torch.from_numpy(result.canvas)
+        "canvas_mean_8x8": result.outputs["vae.canvas"]
         .unflatten(2, (-1, 8))
         .unflatten(1, (-1, 8))
         .mean((2, 4)),

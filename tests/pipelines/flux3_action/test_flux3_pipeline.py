@@ -166,8 +166,10 @@ def test_a_pipeline_made_under_another_default_dtype_is_the_same(eager_policy: A
 def test_a_result_shares_no_memory(pipeline: Flux3ActionPipeline) -> None:
     request = pipeline.request(observation(), settings=FAST)
     result, again = pipeline.run(request), pipeline.run(request)
-    for array in (result.state, result.canvas, result.actions):
+    for array in (result.state, result.actions):
         array[:] = 7
+    with pytest.raises(ValueError, match="read-only"):
+        result.canvas[:] = 7
     assert request.observation.state.max() < 1
     assert result.digests == again.digests
 

@@ -240,6 +240,11 @@ def test_what_is_no_image_is_refused(value):
         unit(value)
 
 
+def test_an_image_without_pixels_is_told_so():
+    with pytest.raises(ObservationError, match=r"\(0, 4, 3\).*has pixels"):
+        unit(np.zeros((0, 4, 3), np.uint8))
+
+
 def test_lists_and_tensors():
     rgb = np.load(ORDERS / "rgb.npy")
     expected = unit(rgb)

@@ -14,18 +14,10 @@ from accel.errors import ConfigError, ObservationError, SamebitError
 from pipelines.flux3_action.canvas import compose_canvas
 from pipelines.flux3_action.observation import parse_observation
 from pipelines.flux3_action.observation_files import load_episode_frame, load_image_files, load_npz
-from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
 from pipelines.flux3_action.settings import ObservationSource
+from pipelines.flux3_action.synthetic import droid_config
 
-DROID = PolicyConfig(
-    action_modality="action_prediction_droid",
-    action_dim=8,
-    chunk_size=32,
-    camera_layout="droid",
-    camera_keys=("images.wrist", "images.left", "images.right"),
-    canvas_hw=(544, 736),
-    transformer=TransformerConfig(in_channels={"video": 96, "video_cond": 96}),
-)
+DROID = droid_config("full")
 SIDE_BY_SIDE = replace(
     DROID, camera_layout="side_by_side", camera_keys=("images.scene", "images.wrist"), canvas_hw=(64, 64)
 )
@@ -153,6 +145,11 @@ def test_recorded_row(golden_json, name):
     assert observation.state.dtype == torch.float32
     assert list(canvas.shape) == row["canvas_shape"]
     assert canvas.isfinite().all()
+
+
+def test_a_camera_that_the_policy_does_not_know_may_come_twice():
+    twice = FRAMES | {"ceiling": frame(), "images.ceiling": frame()}
+    assert parse_observation(good(images=twice), DROID).images.keys() == FRAMES.keys()
 
 
 @pytest.mark.parametrize(

@@ -16,23 +16,16 @@ from PIL import Image
 
 from accel.errors import OutputError
 from pipelines.flux3_action.outputs import GRIPPER, Origin, action_files, channels_of
-from pipelines.flux3_action.policy_config import PolicyConfig, TransformerConfig
+from pipelines.flux3_action.policy_config import PolicyConfig
 from pipelines.flux3_action.request import ActionResult
+from pipelines.flux3_action.synthetic import droid_config
 
 REAL = Origin(config_hash="0123456789ab", outputs_mean_nothing=False)
 SYNTHETIC = Origin(config_hash="0123456789ab", outputs_mean_nothing=True)
 
 
 def policy(modality: str = "action_prediction_droid", width: int = 8) -> PolicyConfig:
-    return PolicyConfig(
-        action_modality=modality,
-        action_dim=width,
-        chunk_size=32,
-        camera_layout="droid",
-        camera_keys=("images.wrist", "images.left", "images.right"),
-        canvas_hw=(544, 736),
-        transformer=TransformerConfig(in_channels={}),
-    )
+    return replace(droid_config("full"), action_modality=modality, action_dim=width)
 
 
 def result(width: int = 8, *, prompt: str = "lift the red cube", **changes: np.ndarray) -> ActionResult:
