@@ -22,6 +22,7 @@ from tasks.arms import Arm, manifest_of, opened_arms, policy_named, strict_error
 from tasks.auto_choice import choices_in_words, policy_files
 from tasks.bench_table import FACTS, LATENCIES, TOTAL, BenchReport, Timing, bench_markdown
 from tasks.config import RunConfig
+from tasks.delayed_signals import delaying_signals
 from tasks.differences import breaks_promise, relative_error
 from tasks.gpu_state import GpuState, gpu_state
 from tasks.measurement_settings import BenchTask
@@ -172,6 +173,7 @@ def _status(config: RunConfig, bench: Bench) -> tuple[Status, SamebitError | Non
     return ("not_strict" if not_strict else "ok"), not_strict
 
 
+@delaying_signals()
 def _finish(
     config: RunConfig,
     bench: Bench,

@@ -94,7 +94,7 @@ class Composer:
                 key, _, value = str(override.input_line).partition("=")
                 raise ConfigError(
                     f"'{key}={value}' lists several values. Add -m for a sweep, or quote one value: "
-                    f"\"{key}='{value}'\""
+                    f"{_as_typed(key, value)}"
                 )
         try:
             return self._compose(overrides)
@@ -114,6 +114,8 @@ class Composer:
 
     def _parse_one(self, parser: OverridesParser, text: str) -> Override:
         key, equals, value = text.partition("=")
+        if equals and not key.strip("+~ "):
+            raise ConfigError(f"'{text}' names nothing. Write key=value or group=option.")
         if "+" in key.lstrip("+"):
             raise ConfigError(
                 f"'{text}': no key or group name with '+' inside can be given on the command line. "
@@ -126,7 +128,7 @@ class Composer:
         except HydraException as error:
             if not equals:
                 raise ConfigError(f"'{text}' is not an override. Write key=value or group=option.") from error
-            raise ConfigError(f"can't read '{text}'. Quote the value: \"{key}='{value}'\"") from error
+            raise ConfigError(f"can't read '{text}'. Quote the value: {_as_typed(key, value)}") from error
 
     def _is_group(self, override: Override) -> bool:
         group = override.key_or_group
@@ -221,6 +223,14 @@ def plain_tree(cfg: DictConfig) -> dict[str, Any]:
 def quoted(text: str) -> str:
     """Text in Hydra's single quotes."""
     return "'" + text.replace("'", "\\'") + "'"
+
+
+def _as_typed(key: str, value: str) -> str:
+    """The override that gives `value` as text, as one types it in a POSIX shell."""
+    if not set(value) & set('"$`!'):  # what a shell reads inside of double quotes
+        return f'"{key}={quoted(value)}"'
+    in_double_quotes = value.replace('"', '\\"')
+    return "'" + f'{key}="{in_double_quotes}"'.replace("'", "'\\''") + "'"
 
 
 def _reachable(override: Override, source: dict[str, Written]) -> str:

@@ -109,6 +109,7 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     tree: plain dicts, lists and scalars. source: how each value was written, for messages.
     Raises: ConfigError.
     """
+    _refuse_unread_observation(tree)
     config = convert(dict(tree), RunConfig, source=source)
     name, model = config.model.name, MODELS[config.model.name]
     config.accel.check(stages=model.stages, sites=model.sites, savings=model.savings, loops=model.loops)
@@ -116,8 +117,6 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     _refuse_like_arms(config)
     if model.observes and config.observation is None:
         raise ConfigError(f"observation: model={name} needs one, e.g. observation.episode=data/panda_lift")
-    if not model.observes and config.observation is not None:
-        raise ConfigError(f"observation: model={name} takes none; leave it out.")
     return _located(config)
 
 
@@ -142,6 +141,14 @@ def config_hash(config: RunConfig) -> str:
     text = msgspec.json.encode(settings, order="sorted")
     # The episode that comes with Samebit is the same one from any working directory.
     return hashlib.sha256(text.replace(f'"{ROOT}/'.encode(), b'"')).hexdigest()[:12]
+
+
+def _refuse_unread_observation(tree: Mapping[str, Any]) -> None:
+    """Comes first: what would be wrong with an observation that nothing reads is beside the point."""
+    match tree:
+        case {"model": {"name": str(name)}, "observation": given} if given is not None:
+            if name in MODELS and not MODELS[name].observes:
+                raise ConfigError(f"observation: model={name} takes none; leave it out.")
 
 
 def _refuse_like_arms(config: RunConfig) -> None:

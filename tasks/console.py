@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TextIO
@@ -16,6 +18,7 @@ from rich.text import Text
 from accel.policy import AccelPolicy
 from accel.record import RunRecord, StageRecord
 from accel.selection import Choice
+from accel.site_names import SAVING_NAMES, SITE_NAMES
 from pipelines.auto_policy import AutoChoice
 from pipelines.pipeline import PipelineDescription
 from tasks.number_text import NONE
@@ -122,7 +125,7 @@ class RunConsole:
 
     def written(self, folder: Path, names: Sequence[str]) -> None:
         """Where the results are; shown whatever the logger."""
-        self._line(f"Wrote {', '.join(names)}")
+        self._line(f"Wrote {', '.join(_numbered_together(names))}")
         self._always.print(Text(str(folder)), soft_wrap=True)
 
     def _fitting(self, *layouts: list[Table]) -> list[Table]:
@@ -182,6 +185,13 @@ def _plain(file: TextIO) -> Console:
     )
 
 
+def _numbered_together(names: Sequence[str]) -> Iterator[str]:
+    """Neighbouring names that differ in their numbers alone, from three on as the first and the last."""
+    for _, group in groupby(names, key=lambda name: re.sub(r"\d+", "#", name)):
+        alike = list(group)
+        yield from [f"{alike[0]} to {alike[-1]}"] if len(alike) > 2 else alike
+
+
 def _table(rows: Sequence[StageRow], total: StageRow | None, columns: Mapping[str, str]) -> Table:
     table = Table(
         box=box.SIMPLE,
@@ -217,8 +227,19 @@ def _accel(accel: AccelPolicy) -> str:
     graphs = (
         f"{accel.graph_mode} graphs, {accel.max_entries} a region" if accel.enable_cuda_graph else "no graphs"
     )
-    fused = ", ".join(site for site, allowed in accel.fused.items() if allowed) or "nothing"
-    return f"{accel.name}, tier {accel.tier} ({graphs}; fused: {fused})"
+    return f"{accel.name}, tier {accel.tier} ({graphs}; {_fused(accel.fused)})"
+
+
+def _fused(switches: Mapping[str, bool]) -> str:
+    """Which kernels are allowed, in few words, and every saving by name."""
+    allowed = [name for name in SITE_NAMES if switches.get(name)]
+    barred = [name for name in SITE_NAMES if not switches.get(name)]
+    savings = [name for name in SAVING_NAMES if switches.get(name)]
+    if len(allowed) <= len(barred):
+        fused = f"fused: {', '.join(allowed) or 'nothing'}"
+    else:
+        fused = "fused: all sites" + (f" but {', '.join(barred)}" if barred else "")
+    return "; ".join([fused, f"savings: {', '.join(savings)}"] if savings else [fused])
 
 
 def _measured(choice: Choice) -> str:

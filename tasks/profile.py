@@ -23,6 +23,7 @@ from pipelines.progress import NULL_PROGRESS, Progress
 from tasks.arms import manifest_of, opened_arms, policy_named, strict_error
 from tasks.auto_choice import choices_in_words, policy_files
 from tasks.config import RunConfig
+from tasks.delayed_signals import delaying_signals
 from tasks.measurement_settings import ProfileTask
 from tasks.profile_table import profile_markdown, sections
 from tasks.report_console import ReportConsole, refusal_lines
@@ -148,6 +149,7 @@ def graphless(policy: AccelPolicy) -> AccelPolicy:
     return replace(policy, enable_cuda_graph=False, stages=stages)
 
 
+@delaying_signals()
 def _finish(
     config: RunConfig,
     profiling: Profiling,

@@ -26,6 +26,7 @@ from pipelines.termination import Terminated
 from tasks.auto_choice import choice_for, choices_in_words, policy_files
 from tasks.config import RunConfig, RunTask, config_hash
 from tasks.console import RunConsole
+from tasks.delayed_signals import delaying_signals
 from tasks.environment import device_facts, software
 from tasks.manifest_file import ManifestFile
 from tasks.result_file import RESULT_FILE, RunResult, Status, Verdict, encode_result
@@ -187,6 +188,7 @@ def _status(config: RunConfig, measurement: Measurement) -> tuple[Status, Samebi
     return "ok", None
 
 
+@delaying_signals()
 def _finish(
     config: RunConfig,
     measurement: Measurement,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Any, TextIO
 
@@ -24,9 +25,9 @@ def keep_standard_streams() -> None:
 
 
 def _lasting(stream: TextIO | None) -> Any:
-    """`stream` in its own encoding; one that was closed from the start stays so."""
+    """`stream` in its own encoding; one that was closed from the start goes nowhere."""
     if stream is None:
-        return None
+        return open(os.devnull, "w", encoding="utf-8")
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(_LastingFile(stream.fileno(), "w", closefd=False)),

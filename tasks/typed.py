@@ -97,7 +97,7 @@ class _Converter:
         message = f"{key}: expected {describe(hint)}, got {text}{self._where(key)}"
         if near:
             message += f"; did you mean '{near}'?"
-        elif _takes_text(hint) and isinstance(value, bool | int | float):
+        elif isinstance(value, bool | int | float) and (_takes_text(hint) or text in _choices(hint)):
             message += f". It is read as {value}; to keep it as text write {_quoted(key, text, written)}"
         return ConfigError(message)
 

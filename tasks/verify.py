@@ -15,6 +15,7 @@ from tasks.arms import manifest_of, opened_arms, policy_named, strict_error
 from tasks.auto_choice import choices_in_words, policy_files
 from tasks.bit_comparison import Comparison
 from tasks.config import RunConfig, config_hash
+from tasks.delayed_signals import delaying_signals
 from tasks.measurement_settings import VerifyTask
 from tasks.report_console import ReportConsole, refusal_lines
 from tasks.report_file import encode_report
@@ -84,6 +85,7 @@ def _status(config: RunConfig, comparison: Comparison) -> tuple[Status, SamebitE
     return ("not_strict" if not_strict else "ok"), not_strict
 
 
+@delaying_signals()
 def _finish(
     config: RunConfig,
     comparison: Comparison,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def compose_c14(args: Sequence[str]) -> dict[str, Any]:
     preflight(args, config_dir=CASES / "C14_conf", check=lambda tree, _: trees.append(tree))
     (tree,) = trees
     return dict(tree)
+
+
+@pytest.mark.parametrize(
+    "text", ["don't drop it", "lift, the cube!", 'say "go": it\'s ok!', "costs $5, not `6`", "🤖 lift", "a,b"]
+)
+def test_the_suggested_quotes_keep_the_text(text: str) -> None:
+    suggested = refusal(f"prompt={text}").partition("value: ")[2]
+    (override,) = shlex.split(suggested)
+    assert plan(override).configs[0].prompt == text
 
 
 @pytest.mark.parametrize("row", [row for row in C14 if row["expect"] == "ok"], ids=lambda row: row["args"][0])
@@ -130,6 +140,8 @@ def test_c27_the_same_slips_in_a_file_of_the_user(text: str, words: str, tmp_pat
         ("seed=1,2", "Add -m"),
         ("prompt=put (it) down", "\"prompt='put (it) down'\""),
         ("seed", "Write key=value"),
+        ("=x", "'=x' names nothing"),
+        ("+ =x", "names nothing"),
         ("model=null", "one option is needed"),
         ("weights.path=./p", "use weights=local"),
         ("weights=local,./p", "weights.path=./a,./b"),

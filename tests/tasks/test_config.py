@@ -119,9 +119,10 @@ def test_loose_images_as_observation() -> None:
     assert observation.state == [0.0, 1.5]
 
 
-def test_models_without_eyes_take_no_observation() -> None:
-    with pytest.raises(ConfigError, match="takes none"):
-        composed("model=ltx2", "observation={episode: x}")
+@pytest.mark.parametrize("given", ["observation={episode: x}", "observation.frame=3", "observation=5"])
+def test_models_without_eyes_take_no_observation(given: str) -> None:
+    with pytest.raises(ConfigError, match="model=ltx2 takes none; leave it out"):
+        composed("model=ltx2", given)
 
 
 def test_free_keys_have_one_place() -> None:

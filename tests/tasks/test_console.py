@@ -10,6 +10,7 @@ import pytest
 from fake_pipeline import ACCEL
 
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
+from accel.site_names import FUSED_NAMES, SITE_NAMES
 from pipelines.pipeline import PipelineDescription
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
@@ -75,6 +76,25 @@ def test_the_header_promises_nothing_that_is_still_to_be_chosen() -> None:
     auto = replace(POLICY, name="auto", auto_seconds=60.0)
     RunConsole("plain", file=out).header(config_hash="ab", accel=auto, software=software())
     assert "auto, tier exact (chosen by measuring for up to 60 s)" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "expected"),
+    [
+        ((), (), "fused: all sites)"),
+        (("swiglu", "modulate"), (), "fused: all sites but modulate, swiglu)"),
+        (SITE_NAMES[1:], (), "fused: modulate)"),
+        (SITE_NAMES, (), "fused: nothing)"),
+        (("swiglu",), ("batched_guidance",), "fused: all sites but swiglu; savings: batched_guidance)"),
+    ],
+)
+def test_the_header_says_in_few_words_what_may_be_fused(off, on, expected: str) -> None:
+    out = io.StringIO()
+    switches = {name: (name in SITE_NAMES and name not in off) or name in on for name in FUSED_NAMES}
+    RunConsole("plain", file=out).header(
+        config_hash="ab", accel=replace(POLICY, fused=switches), software=software()
+    )
+    assert expected in out.getvalue()
 
 
 def test_cpu_run_says_why_nothing_was_accelerated() -> None:
@@ -231,6 +251,13 @@ def test_quiet_prints_the_folder_alone() -> None:
         console.progress.finish("loading")
         console.written(Path("outputs/1"), ["actions.npy"])
     assert file.getvalue() == "outputs/1\n"
+
+
+def test_numbered_files_are_named_by_the_first_and_the_last() -> None:
+    file = io.StringIO()
+    frames = [f"frame_{number:04d}.png" for number in range(121)]
+    RunConsole("plain", file=file).written(Path("out"), ["a_0.mp4", "a_1.mp4", *frames, "sound.wav"])
+    assert file.getvalue() == "Wrote a_0.mp4, a_1.mp4, frame_0000.png to frame_0120.png, sound.wav\nout\n"
 
 
 def test_header_says_what_runs_and_what_it_is_worth() -> None:

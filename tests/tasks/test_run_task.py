@@ -119,6 +119,22 @@ def test_a_request_cut_short_counts_in_no_time(start, tmp_path: Path) -> None:
     assert [len(stage["walls_ms"]) for stage in result.stages] == [1, 1]
 
 
+def test_ctrl_c_while_results_are_written_loses_none(start, tmp_path: Path, monkeypatch) -> None:
+    pipeline = FakePipeline()
+    files = pipeline.files
+
+    def interrupted(result: FakeResult, *, config_hash: str) -> dict[str, bytes]:
+        signal.raise_signal(signal.SIGINT)
+        return files(result, config_hash=config_hash)
+
+    monkeypatch.setattr(pipeline, "files", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start(pipeline)
+    assert names(tmp_path) == ["actions.npy", RESULT_FILE]
+    assert read_result(tmp_path).status == "ok"
+    assert pipeline.closed
+
+
 def test_ctrl_c_before_the_first_result_writes_nothing(start, tmp_path: Path) -> None:
     pipeline = FakePipeline(before=interrupt_at(0))
     with pytest.raises(KeyboardInterrupt):

@@ -251,6 +251,13 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "result.json").exists()
 
 
+def test_a_program_started_without_standard_streams_runs(tmp_path: Path) -> None:
+    program(tmp_path, "print('line'); sys.stdout.isatty()")
+    command = f"{sys.executable} program.py output.dir=s >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, timeout=120).returncode == 0
+    assert (tmp_path / "s" / "result.json").exists()
+
+
 @pytest.mark.parametrize("place", ["file/below", "file", "/dev/null", "/proc/foo", "x" * 300])
 def test_a_folder_that_cannot_be_written_is_one_line(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")

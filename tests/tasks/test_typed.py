@@ -82,6 +82,21 @@ def test_c15_the_refusal_says_how_to_quote_and_the_quoted_value_is_taken(key: st
     assert getattr(load_line(f"{key}: '{LINES[key]}'", tmp_path), key) == LINES[key]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    variant: Literal["2.0", "2.3"]
+
+
+def test_a_choice_that_yaml_reads_as_a_number_says_how_to_quote() -> None:
+    with pytest.raises(
+        ConfigError, match=r"got 2\.0\. It is read as 2\.0; to keep it as text write variant: '2\.0'"
+    ):
+        convert({"variant": 2.0}, Version)
+    with pytest.raises(ConfigError, match=r"got 2\.1$"):
+        convert({"variant": 2.1}, Version)
+    assert convert({"variant": "2.0"}, Version).variant == "2.0"
+
+
 def test_c15_a_duplicate_key_gives_both_lines() -> None:
     with pytest.raises(ConfigError, match=r"'graph' stands twice, on line 1 and on line 4"):
         scan(CASES / "C15_duplicate_key.yaml")
