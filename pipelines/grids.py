@@ -5,14 +5,13 @@ from __future__ import annotations
 from accel.errors import ConfigError
 
 
-def require_grid(name: str, value: int | None, *, step: int, first: int, legal: str) -> None:
-    """Refuse what is not `first` plus a multiple of `step`; `None` is not set.
+def require_grid(name: str, value: int | None, *, step: int, first: int, last: int, legal: str) -> None:
+    """Refuse what is not `first` plus a multiple of `step`, up to `last`; `None` is not set.
 
-    legal: in words. Raises: ConfigError with the nearest legal values.
+    last: one of them. legal: what is expected, in words. Raises: ConfigError with the nearest legal values.
     """
-    if value is None or (value >= first and (value - first) % step == 0):
+    if value is None or (first <= value <= last and (value - first) % step == 0):
         return
     below = first + max(value - first, 0) // step * step
-    raise ConfigError(
-        f"model.{name}: expected {legal}, got {value}; the nearest are {below} and {below + step}."
-    )
+    nearest = f"the nearest are {below} and {below + step}" if below < last else f"the largest is {last}"
+    raise ConfigError(f"model.{name}: expected {legal}, got {value}; {nearest}.")

@@ -25,7 +25,8 @@ def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str
     except FileNotFoundError:
         raise ConfigError(f"{name}: no file {path}. Check the path.") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{name}: {path} is no readable image ({error}).") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name}: {path} is no readable image ({why}).") from None
     return as_rgb(upright, name=name)
 
 

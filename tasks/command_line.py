@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,11 @@ def preflight(
     """Compose and check every job of a command line; nothing is written.
 
     check: makes the typed configuration of a job, or raises ConfigError.
-    Raises: ConfigError.
+    Raises: ConfigError; SystemExit after --version.
     """
+    if "--version" in argv:
+        print(f"Samebit {_version()}")
+        raise SystemExit(0)
     register_resolvers()
     args = _parse(argv)
     if args.help or args.hydra_help or args.shell_completion:
@@ -91,6 +95,13 @@ def preflight(
         root if args.multirun else None,
         sampled,
     )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("samebit")
+    except metadata.PackageNotFoundError:
+        return "of this folder, which is not installed"
 
 
 def _parse(argv: Sequence[str]) -> Any:

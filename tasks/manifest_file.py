@@ -50,7 +50,7 @@ class ManifestFile:
         if used:
             write_manifest(self._path, self._manifest.updated(used))
         else:
-            _log.info("accel.manifest=%s is left as it was: this run used no graphs", self._path)
+            _log.info("accel.manifest=%s is not written: this run used no graphs", self._path)
 
 
 def _origin(description: PipelineDescription, model: ModelSettings) -> dict[str, str]:

@@ -18,9 +18,9 @@ Variant = Literal["4b", "4b-base", "9b", "9b-base", "dev"]
 class Flux2Settings:
     """The `model` node of the FLUX.2 image models.
 
-    height, width: pixels, multiples of 16. steps: denoising steps. guidance: scale; distilled variants ignore
-    it, `dev` takes it as an input, the others run a second pass above 1. images: files that condition the new
-    image.
+    height, width: pixels, multiples of 16 up to 8192. steps: denoising steps. guidance: scale; distilled
+    variants ignore it, `dev` takes it as an input, the others run a second pass above 1. images: files that
+    condition the new image.
     images_per_prompt: how many to make at once. prompt_cache_tokens: encoded prompts kept, in tokens,
     512 each; 0 encodes every prompt anew.
     Raises: ConfigError for a variant of the other model, and for sizes that the model can't make, with the
@@ -39,7 +39,7 @@ class Flux2Settings:
 
     def __post_init__(self) -> None:
         for name in ("height", "width"):
-            require_grid(name, getattr(self, name), step=16, first=16, legal="a multiple of 16")
+            require_grid(name, getattr(self, name), step=16, first=16, last=8192, legal="a multiple of 16")
         if (self.variant == "dev") != (self.name == "flux2_dev"):
             raise ConfigError(
                 f"model.variant={self.variant} does not belong to model={self.name}; "

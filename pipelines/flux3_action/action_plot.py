@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from textwrap import shorten
 from typing import Any
 
@@ -53,7 +54,9 @@ def draw_actions(result: ActionResult, *, channels: tuple[Channel, ...], origin:
         panel.set_axis_off()
     _header(figure, result, origin)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "samebit", "Title": result.prompt})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of prompts; they show as boxes
+        figure.savefig(buffer, format="png", metadata={"Software": "samebit", "Title": result.prompt})
     return buffer.getvalue()
 
 

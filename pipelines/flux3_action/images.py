@@ -65,7 +65,8 @@ def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
     except FileNotFoundError:
         raise ObservationError(f"camera '{camera}': no file {source}") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ObservationError(f"camera '{camera}': {source} is no readable image: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ObservationError(f"camera '{camera}': {source} is no readable image: {why}") from None
 
 
 def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:

@@ -80,12 +80,14 @@ def load_npz(path: str | Path) -> dict[str, Any]:
     Raises: ObservationError if it can't be read or holds Python objects, which are never unpickled.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except OSError as error:
         raise ObservationError(f"{path}: can't be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ObservationError(f"{path}: no .npz archive of plain arrays: {error}") from None
+    except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error):
+        raise ObservationError(
+            f"{path}: no .npz archive of plain arrays, or a damaged one. Write one with numpy.savez."
+        ) from None
     texts = {name: arrays[name].tolist() for name in ("prompt", "task") if name in arrays}
     states = {name: arrays[name] for name in ("state", "observation.state") if name in arrays}
     images = {name: array for name, array in arrays.items() if name not in _NOT_CAMERAS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from accel.errors import ConfigError, ObservationError
@@ -46,6 +47,7 @@ def load(
         size=placement.size,
         device=placement.device,
         dtype=placement.dtype,
+        check=partial(_require_horizon, config.model.horizon),
         progress=progress,
     )
     return Flux3ActionPipeline(
@@ -168,11 +170,7 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
         shape, width = tuple(request.observation.state.shape), self.config.action_dim
         if shape != (width,):
             raise ObservationError(f"state: shape {shape}; this policy takes ({width},).")
-        if request.horizon > self.config.chunk_size:
-            raise ConfigError(
-                f"horizon={request.horizon} is out of range; this policy returns 1..{self.config.chunk_size} "
-                "actions."
-            )
+        _require_horizon(request.horizon, self.config)
 
     def _finish(self, state: State) -> ActionResult:
         request: ActionRequest = state["request"]
@@ -187,4 +185,12 @@ class Flux3ActionPipeline(Pipeline[ActionRequest, ActionResult]):
             seed=request.seed,
             outputs=self._stage_outputs(state),
             notes=state["notes"],
+        )
+
+
+def _require_horizon(horizon: int | None, config: PolicyConfig) -> None:
+    """Raises: ConfigError for more actions than a chunk of the policy has."""
+    if horizon is not None and horizon > config.chunk_size:
+        raise ConfigError(
+            f"model.horizon={horizon} is out of range; this policy returns 1..{config.chunk_size} actions."
         )

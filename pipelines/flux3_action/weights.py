@@ -86,12 +86,14 @@ def load_components(
     dtype: torch.dtype,
     padding_positions: PaddingPositions = "running",
     hub: Hub | None = None,
+    check: Callable[[PolicyConfig], None] = lambda config: None,
     progress: Progress = NULL_PROGRESS,
 ) -> Components:
     """Load or draw all weights onto `device`.
 
     variant: one of `package.VARIANTS`. size: widths of synthetic weights; packages are `full`.
     dtype: of activations and of weights that are not FP8. padding_positions: see `CaptionEncoder`.
+    check: looks at the policy's configuration before anything is allocated, and raises.
     Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
     """
@@ -105,6 +107,7 @@ def load_components(
             f"size={size} is for weights=synthetic; with weights={weights.kind} the package decides. "
             "Use size=auto."
         )
+    check(source.config)
     with torch.device("meta"):
         sizes = {
             name: module_bytes(module) for name, module in _named(_build(source, dtype, padding_positions))

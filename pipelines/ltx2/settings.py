@@ -67,9 +67,9 @@ class Ltx2Settings:
     def __post_init__(self) -> None:
         step, first = (64, 128) if self.two_stage else (32, 64)
         legal = f"a multiple of {step}, at least {first}" + " with model.two_stage" * self.two_stage
-        require_grid("height", self.height, step=step, first=first, legal=legal)
-        require_grid("width", self.width, step=step, first=first, legal=legal)
-        require_grid("frames", self.frames, step=8, first=1, legal="8 n + 1")
+        require_grid("height", self.height, step=step, first=first, last=8192, legal=legal)
+        require_grid("width", self.width, step=step, first=first, last=8192, legal=legal)
+        require_grid("frames", self.frames, step=8, first=1, last=4097, legal="8 n + 1")
         for name in ("upsampling_adain", "upsampling_tone_mapping"):
             if getattr(self, name) and not self.two_stage:
                 raise ConfigError(f"model.{name}: has no effect in one stage; use model.two_stage=true.")

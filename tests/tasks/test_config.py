@@ -182,6 +182,11 @@ def test_a_typo_costs_two_lines_and_no_torch(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", probe], cwd=REPO, timeout=60).returncode == 0
 
 
+def test_the_version_is_that_of_samebit() -> None:
+    shown = run("--version")
+    assert (shown.returncode, shown.stdout[:8]) == (0, "Samebit ")
+
+
 def test_show_and_help_print_the_configuration() -> None:
     shown = run("--cfg", "job", "accel.stages.vae.enable_cuda_graph=false")
     assert shown.returncode == 0

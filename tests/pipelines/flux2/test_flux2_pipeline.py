@@ -165,6 +165,7 @@ def test_weights_changed_in_place_show_after_refresh() -> None:
     [
         (("model=flux2_klein", "model.height=853"), "multiple of 16, got 853; the nearest are 848 and 864"),
         (("model=flux2_klein", "model.width=8"), "multiple of 16, got 8; the nearest are 16 and 32"),
+        (("model=flux2_klein", "model.width=1000000"), "got 1000000; the largest is 8192"),
         (("model=flux2_klein", "model.width=0"), "model.width"),
         (("model=flux2_klein", "model.variant=dev"), "does not belong to model=flux2_klein"),
         (("model=flux2_dev", "model.variant=4b"), "does not belong to model=flux2_dev"),

@@ -48,6 +48,11 @@ def picture(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
+@pytest.mark.filterwarnings("error:Glyph")
+def test_letters_that_the_font_lacks_are_no_reason_to_warn() -> None:
+    assert picture(files(result(prompt="举起红色方块 🤖"))["actions.png"]).size[0] > 0
+
+
 def test_npy_is_the_array_bit_for_bit() -> None:
     chunk = result()
     loaded = np.load(io.BytesIO(files(chunk)["actions.npy"]), allow_pickle=False)

@@ -78,6 +78,17 @@ def test_synthetic_fp8_rows_use_the_whole_range():
     )
 
 
+def test_a_policy_can_be_refused_before_anything_is_allocated(monkeypatch):
+    def refuse(config):
+        raise ConfigError(f"chunks of {config.chunk_size}")
+
+    monkeypatch.setattr(weights_module, "_build", None)
+    with pytest.raises(ConfigError, match="chunks of"):
+        load_components(
+            weights=SYNTHETIC, variant="base", size="tiny", device=CPU, dtype=torch.float32, check=refuse
+        )
+
+
 def test_synthetic_activations_stay_finite():
     components = load()
     caption = components.tokenizer.encode("lift the cube")

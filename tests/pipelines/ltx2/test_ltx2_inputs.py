@@ -45,6 +45,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("model.upsampling_adain=0.5", "model.upsampling_adain: has no effect in one stage"),
         ("model.upsampling_tone_mapping=0.5", "use model.two_stage=true"),
         ("model.frames=72", "the nearest are 65 and 73"),
+        ("model.frames=80001", "the largest is 4097"),
         ("model.frames=0", "model.frames"),
         ("model.variant=2.1", "model.variant"),
         ("model.steps=1", "use 2 or more"),
