@@ -2,9 +2,9 @@
 
     python docs/benchmarks/forwards.py OUT_FOLDER [--only WORK ...] [--without-compile]
 
-Synthetic bf16 weights, one process, batch 1. `eager` is the library's own module (for FLUX 3 Action our
-plain one) called as its pipeline calls it. `fused` hoists what steps share and runs the fused kernels;
-graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are timed in
+Synthetic bf16 weights, batch 1, a process for each work. `eager` is the library's own module (for FLUX 3
+Action our plain one) called as its pipeline calls it. `fused` hoists what steps share and runs the fused
+kernels; graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are timed in
 turn, in another order every round, the wall clock of one call with the device idle before; what is
 compiled but not captured comes first and takes turns with eager alone. `matmul + attention` are the
 products of the fused forward as a graph of their own. Writes forwards.json and forwards.md.
@@ -13,9 +13,9 @@ products of the fused forward as a graph of their own. Writes forwards.json and 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +46,7 @@ from tasks.kernel_categories import category_of
 
 ARMS = {"graph": "accel=graph", "fused": "accel=fused", "graph+fused": "accel=graph+fused"}
 WARM_UPS, CALLS, ROW = 5, 24, 10
+REPORT = "forwards.json"
 Call = Callable[[], Any]
 
 
@@ -81,23 +82,39 @@ def main() -> None:
     parser.add_argument("--without-compile", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if len(options.only) > 1:
+        _in_processes(options.out, options.only, flags=["--without-compile"] * options.without_compile)
+        return
     device = torch.device("cuda", 0)
-    report: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "software": software(),
-        "device": device_facts(str(device)),
-        "works": {},
-    }
     for name in options.only:
         with torch.inference_mode():
             row = _measure(WORKS[name](device), device, compiled=not options.without_compile)
-        report["works"][name] = row
         print(name, json.dumps({k: v for k, v in row.items() if k != "kernels"}), flush=True)
-        (options.out / "forwards.json").write_text(json.dumps(report, indent=1))
-        (options.out / "forwards.md").write_text(markdown(report))
-        gc.collect()
-        torch.cuda.empty_cache()
-    print(markdown(report))
+        _add(options.out, name, row, device)
+
+
+def _in_processes(out: Path, names: Sequence[str], *, flags: Sequence[str]) -> None:
+    """A process for each work: what compilation leaves behind in one, such as a fault, ends with it."""
+    (out / REPORT).unlink(missing_ok=True)
+    for name in names:
+        command = [sys.executable, __file__, str(out), "--only", name, *flags]
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            print(f"{name}: no result, exit code {code}", flush=True)
+
+
+def _add(out: Path, name: str, row: Mapping[str, Any], device: torch.device) -> None:
+    """Write the report anew, with one work more or in the place of an earlier one."""
+    file = out / REPORT
+    earlier = json.loads(file.read_text())["works"] if file.exists() else {}
+    report = {
+        "date": time.strftime("%Y-%m-%d"),
+        "software": software(),
+        "device": device_facts(str(device)),
+        "works": {**earlier, name: row},
+    }
+    file.write_text(json.dumps(report, indent=1))
+    (out / "forwards.md").write_text(markdown(report))
 
 
 def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"{report['date']}, {device.get('name', device)}; {versions}.",
         "Command: `python docs/benchmarks/forwards.py OUT_FOLDER`. Synthetic bf16 weights, batch 1,",
-        "medians in ms, arms in turn in one process. Matmul + attention: the products of the fused forward",
+        "medians in ms, a process for each work, arms in turn in it. Matmul + attention: the products of the fused forward",
         "as a graph of their own. Compile without a graph took turns with eager alone.",
         "",
         "| Work | tokens | eager | graph | compile | compile + graph | fused | graph + fused | matmul + "
