@@ -4,8 +4,8 @@
 
 Synthetic bf16 weights, batch 1, a process for each work. `eager` is the library's own module (for FLUX 3
 Action our plain one) called as its pipeline calls it. `fused` hoists what steps share and runs the fused
-kernels; graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are timed in
-turn, in another order every round, the wall clock of one call with the device idle before; what is
+kernels; graph arms are regions under the runner. Every arm is compared with eager, bit for bit. Arms are
+timed in turn, in another order every round, the wall clock of one call with the device idle before; what is
 compiled but not captured comes first and takes turns with eager alone. `matmul + attention` are the
 products of the fused forward as a graph of their own. Writes forwards.json and forwards.md.
 """

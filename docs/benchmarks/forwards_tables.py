@@ -16,8 +16,8 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"{report['date']}, {device.get('name', device)}; {versions}.",
         "Command: `python docs/benchmarks/forwards.py OUT_FOLDER`. Synthetic bf16 weights, batch 1,",
-        "medians in ms, a process for each work, arms in turn in it. Matmul + attention: the products of the fused forward",
-        "as a graph of their own. Compile without a graph took turns with eager alone.",
+        "medians in ms, a process for each work, arms in turn in it. Matmul + attention: the products of the",
+        "fused forward as a graph of their own. Compile without a graph took turns with eager alone.",
         "",
         "| Work | tokens | eager | graph | compile | compile + graph | fused | graph + fused | matmul + "
         "attention | graph + fused to eager | to compile + graph | to matmul + attention | equal bits |",
