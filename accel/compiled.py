@@ -23,6 +23,7 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
+from accel.fusion.mounting import is_mounted
 from accel.graphs.buffers import clone_layout
 from accel.graphs.containment import describe
 from accel.graphs.tree import map_tensors
@@ -210,10 +211,14 @@ class _Blocks:
     def _in_place(self) -> Iterator[None]:
         with _exchanging:
             self._thread = threading.get_ident()
-            before = {block: vars(block).get("forward") for block in self._forwards}
+            before = {
+                block: vars(block).get("forward")
+                for block, forward in self._forwards.items()
+                if _is_stock(block) or vars(block).get("forward") is forward
+            }
             try:
-                for block, forward in self._forwards.items():
-                    vars(block)["forward"] = forward
+                for block in before:
+                    vars(block)["forward"] = self._forwards[block]
                 yield
             finally:
                 for block, bound in before.items():
@@ -221,6 +226,11 @@ class _Blocks:
                         del vars(block)["forward"]
                     else:
                         vars(block)["forward"] = bound
+
+
+def _is_stock(block: nn.Module) -> bool:
+    """Whether the block computes what its class says: hooks of libraries replace `forward` to change that."""
+    return "forward" not in vars(block) or is_mounted(block)
 
 
 def _copy(function: FunctionType) -> FunctionType:

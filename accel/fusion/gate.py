@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from accel.fusion.compare import Mismatch, first_mismatch, tensors_of
 from accel.fusion.signature import layout_of, signature_of
@@ -31,7 +32,7 @@ from accel.fusion.stress import distinct, stress_calls
 from accel.record import Reason, SiteOutcome
 
 _log = logging.getLogger("samebit")
-_MAX_LAYOUTS = 4096
+_MAX_LAYOUTS = 4096  # and signatures; numbers that a request brings are part of both
 
 
 class _Epoch:
@@ -71,7 +72,7 @@ class GateStats:
     """What one gate did since the process started.
 
     calls: calls by the reason for the reference; fused calls under `None`.
-    verified: signatures. verify_ms: wall time of all verification.
+    verified: signatures now known. verify_ms: wall time of all verification.
     """
 
     calls: dict[Reason | None, int]
@@ -85,7 +86,7 @@ class Gate:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a verification that fails switches the gate off
         self._verified: set[Hashable] = set()
         self._disabled: SiteOutcome | None = None
         self._repro: Repro | None = None
@@ -98,7 +99,7 @@ class Gate:
         """The site's value, bit for bit that of the reference, and how it came about.
 
         fallback: what to run where the kernel may not, by default the reference; it has the same bits.
-        Raises: what the fallback raises, and errors that leave the CUDA context unusable.
+        Raises: what the fallback raises, out of memory, and errors that leave the CUDA context unusable.
         """
         value, outcome = self._decide(args, fallback or self.site.reference)
         self._calls[outcome.reason] += 1
@@ -122,8 +123,8 @@ class Gate:
         first = args[0]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(args)):
             return self._outcome(Reason.GRAD_ENABLED)
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return self._outcome(Reason.TRACING, "compiler or functorch transform")
+        if _is_traced(first):
+            return self._outcome(Reason.TRACING, "compiler, tracer or functorch transform")
         if first.is_cuda and torch.is_autocast_enabled("cuda"):
             return self._outcome(Reason.UNSUPPORTED_INPUT, "autocast is active")
         if first.is_cuda and first.device.index != torch.cuda.current_device():
@@ -133,13 +134,11 @@ class Gate:
     def _lasting_refusal(self, args: tuple[Any, ...]) -> SiteOutcome | None:
         """What no later call with this layout can get either."""
         tensors = list(tensors_of(args))
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            return self._outcome(Reason.TRACING, "fake tensors")
         if tensors[0].device.type not in self.site.devices:
             return self._outcome(Reason.NO_CUDA, f"tensors on {tensors[0].device}")
         if self._kernel is None:
             return self._outcome(Reason.NO_TRITON, "install the `kernels` extra")
-        unsupported = _unsupported(tensors, self.site) or self._kernel.refuses(*args)
+        unsupported = self.site.refuses(tensors) or self._kernel.refuses(*args)
         return self._outcome(Reason.UNSUPPORTED_INPUT, unsupported) if unsupported else None
 
     def _run_new(
@@ -196,6 +195,8 @@ class Gate:
         if mismatch is not None:
             self._repro = Repro(signature, mismatch)
             return self._disable(Reason.MISMATCH, str(mismatch))
+        if len(self._verified) >= _MAX_LAYOUTS:
+            self._verified.clear()
         self._verified.add(signature)
         return self._fused
 
@@ -233,16 +234,19 @@ class Gate:
         return self._disable(Reason.KERNEL_ERROR, f"{type(error).__name__}: {error}", error)
 
     def _disable(self, reason: Reason, detail: str, error: Exception | None = None) -> SiteOutcome:
-        self._disabled = self._outcome(reason, detail)
-        _epoch.bump()
-        _log.warning(
-            "fused kernel '%s' is switched off for this process (%s): %s. The plain expression runs instead.",
-            self.site.name,
-            reason,
-            detail,
-            exc_info=error,
-        )
-        return self._disabled
+        with self._lock:
+            if self._disabled is None:  # else another thread failed just before
+                self._disabled = self._outcome(reason, detail)
+                _epoch.bump()
+                _log.warning(
+                    "fused kernel '%s' is switched off for this process (%s): %s. "
+                    "The plain expression runs instead.",
+                    self.site.name,
+                    reason,
+                    detail,
+                    exc_info=error,
+                )
+            return self._disabled
 
     def _outcome(self, reason: Reason, detail: str = "") -> SiteOutcome:
         return SiteOutcome(self.site.name, fused=False, reason=reason, detail=detail)
@@ -255,23 +259,19 @@ class Gate:
             return None
 
 
+def _is_traced(first: Tensor) -> bool:
+    """Whether what runs is to be written down as operators of torch, which a kernel's launch is not."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None  # torch.jit.trace
+        or get_proxy_mode() is not None
+        or isinstance(first, FakeTensor)
+    )
+
+
 def _is_capturing(args: tuple[Any, ...]) -> bool:
     return next(tensors_of(args)).is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _unsupported(tensors: list[Tensor], site: Site) -> str:
-    """Why no kernel of this site can take these tensors; empty if one can."""
-    first = tensors[0]
-    if first.dtype not in site.dtypes:
-        return f"dtype {first.dtype}"
-    for tensor in tensors:
-        if type(tensor) not in (Tensor, torch.nn.Parameter):
-            return f"tensor subclass {type(tensor).__name__}"
-        if tensor.device != first.device:
-            return f"tensors on {first.device} and {tensor.device}"
-        if tensor.numel() == 0:
-            return "empty tensor"
-    return ""
 
 
 def _has_room_for(expected: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 Tier = Literal["exact"]
 
@@ -17,7 +18,7 @@ class Kernel:
 
     run: takes what the site's reference takes and returns what it returns.
     refuses: what in the arguments the kernel cannot serve, in words; empty when it can. Looks at
-        shapes, strides and dtypes alone.
+        shapes, strides, dtypes and alignment alone.
     shorten: the arguments cut to what is worth running on stress vectors; by default as they are.
     proof: arguments that hold every encoding of a 16-bit dtype, made for (dtype, device); for sites
         that apply a function of one variable.
@@ -47,3 +48,17 @@ class Site:
     devices: tuple[str, ...] = ("cuda",)
     evidence: str = ""
     tier: Tier = "exact"
+
+    def refuses(self, tensors: Sequence[Tensor]) -> str:
+        """Why no kernel of this site can take these tensors; empty if one can."""
+        first = tensors[0]
+        if first.dtype not in self.dtypes:
+            return f"dtype {first.dtype}"
+        for tensor in tensors:
+            if type(tensor) not in (Tensor, torch.nn.Parameter):
+                return f"tensor subclass {type(tensor).__name__}"
+            if tensor.device != first.device:
+                return f"tensors on {first.device} and {tensor.device}"
+            if tensor.numel() == 0:
+                return "empty tensor"
+        return ""

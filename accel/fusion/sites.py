@@ -96,6 +96,7 @@ def residual_rms_norm_modulate(
 
     x, branch: (B, L, D). gate: `None` for a plain sum.
     Returns the sum and one tensor per modulation (the norm itself if there is none), each (B, L, D).
+    Raises: ValueError for more modulations.
     """
 
     def parts(
@@ -116,7 +117,9 @@ def residual_rms_norm_modulate(
         normed = rms_norm_modulate(x, eps=eps)
         return x, modulate(normed, shift, scale), modulate(normed, shift2, scale2)
 
-    (shift, scale), (shift2, scale2) = (*modulations, (None, None), (None, None))[:2]
+    two: list[tuple[Tensor | None, Tensor | None]]
+    two = [*modulations, *[(None, None)] * (2 - len(modulations))]
+    (shift, scale), (shift2, scale2) = two
     return _call(
         references.residual_rms_norm_modulate,
         x,

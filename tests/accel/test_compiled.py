@@ -188,6 +188,16 @@ class TestTraced:
         eager.encode(X)
         assert traced == [False] * 3
 
+    def test_a_hook_around_a_block_runs(self) -> None:
+        """Hooks of libraries replace `forward` on the instance, to move, cast or reuse results."""
+        stage, runner = bound("regional")
+        first = stage.net["blocks"][0]
+        first.forward = hook = lambda x, *, scale: x * 2
+        expected = Toy(stage.net).encode(X)
+        assert torch.equal(stage.encode(X), expected)
+        assert vars(first)["forward"] is hook
+        assert runner.record.stage("denoising").outcomes == {COMPILED: 1}
+
     def test_another_thread_sees_stock_blocks_while_a_region_runs(self) -> None:
         class Waiting(Toy):
             @region

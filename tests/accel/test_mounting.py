@@ -1,5 +1,7 @@
 """Mounting a forward on blocks: what it leaves behind, and what happens when blocks change later."""
 
+import copy
+import functools
 import gc
 import logging
 import weakref
@@ -22,7 +24,7 @@ from mounting_harness import (
 from torch import nn
 
 from accel.errors import SamebitError
-from accel.fusion.mounting import MountReport, minor_version, mount
+from accel.fusion.mounting import MountReport, fingerprint, minor_version, mount, qualified_name
 from accel.fusion.scope import fusion_scope
 from accel.record import Reason
 
@@ -94,6 +96,56 @@ def test_a_forward_replaced_after_mounting_is_not_lost():
     assert model[0].forward == ours
 
 
+@pytest.mark.parametrize("wrap", [functools.partial, lambda fn: lambda *args: fn(*args)])
+def test_a_hook_that_wraps_the_mounted_forward_is_not_lost(wrap):
+    """Libraries of hooks copy the attributes of the function they wrap, with `functools.update_wrapper`."""
+    model = model_of(Block())
+    mounted, ours = mount_on(model), model[0].forward
+    model[0].forward = hook = functools.update_wrapper(wrap(ours), ours)
+    assert mount_on(model).report.reason is Reason.FORWARD_HOOK
+    with pytest.raises(SamebitError, match=r"Block\.forward was replaced after mounting"):
+        mounted.unmount()
+    assert model[0].forward is hook
+    model[0].forward = ours
+    mounted.unmount()
+    assert "forward" not in vars(model[0])
+
+
+def test_a_copy_of_a_mounted_model_is_a_model_of_its_own():
+    model = model_of(Block())
+    original, block = mount_on(model), weakref.ref(model[0])
+    twin = copy.deepcopy(model)
+    twin[0].project.weight.mul_(2)
+    with fusion_scope(SITES, lambda outcome: None):
+        assert torch.equal(twin[0](*arguments()), Block.forward(twin[0], *arguments()))
+    mounted = mount_on(twin)
+    assert mounted.report.mounted
+    outcomes = []
+    with fusion_scope(SITES, outcomes.append):
+        twin[0](*arguments())
+    assert len(outcomes) == 1
+    del model, original
+    gc.collect()
+    assert block() is None
+    mounted.unmount()
+    assert "forward" not in vars(twin[0])
+
+
+def test_mounting_that_raises_leaves_no_trace():
+    def out_of_memory(block, draw):
+        raise torch.OutOfMemoryError("no room")
+
+    class Other(nn.Linear):
+        pass
+
+    model = model_of(Block(), Other(4, 4))
+    known = {qualified_name(Other): fingerprint(Other)}
+    other = description(block=Other, parts={}, known=known, examples=out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        mount(model, [description(), other], allowed=SITES)
+    assert "forward" not in vars(model[0])
+
+
 def test_mounting_draws_from_no_generator_of_the_user():
     model = model_of(Block())
     state = torch.get_rng_state()
@@ -122,8 +174,11 @@ def test_hook_on_a_module_that_is_called_is_none_of_its_business():
     model[0].project.register_forward_hook(lambda *_: seen.append(1))
     assert mount_on(model).report.mounted
     seen.clear()
-    model[0](*arguments())
+    outcomes = []
+    with fusion_scope(SITES, outcomes.append):
+        model[0](*arguments())
     assert seen == [1]
+    assert len(outcomes) == 1
 
 
 def test_wrapped_projection_is_called():
@@ -139,7 +194,10 @@ def test_wrapped_projection_is_called():
     model[0].project = Adapter(model[0].project).eval()
     expected = model[0](*arguments())
     assert mount_on(model).report.mounted
-    assert torch.equal(model[0](*arguments()), expected)
+    outcomes = []
+    with fusion_scope(SITES, outcomes.append):
+        assert torch.equal(model[0](*arguments()), expected)
+    assert len(outcomes) == 1
 
 
 # What happens to mounted blocks later
@@ -187,7 +245,10 @@ def test_weights_loaded_after_mounting_are_used():
     model, twin = model_of(Block()), model_of(Block())
     mount_on(model)
     model.load_state_dict(twin.state_dict())
-    assert torch.equal(model[0](*arguments()), twin[0](*arguments()))
+    outcomes = []
+    with fusion_scope(SITES, outcomes.append):
+        assert torch.equal(model[0](*arguments()), twin[0](*arguments()))
+    assert len(outcomes) == 1
 
 
 def test_gradients_are_those_of_the_stock_forward():

@@ -45,6 +45,12 @@ def test_scope_reports_every_call_and_ends():
     ]
 
 
+def test_a_norm_has_no_third_modulation():
+    x, row = torch.ones(1, 2, 4), torch.ones(1, 1, 4)
+    with pytest.raises(ValueError, match="too many values"):
+        fusion.residual_rms_norm_modulate(x, None, x, *[(row, row)] * 3)
+
+
 def test_scope_belongs_to_its_thread():
     seen = []
     with fusion_scope(frozenset(), print):

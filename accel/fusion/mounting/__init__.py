@@ -2,7 +2,7 @@
 
 from accel.fusion.mounting.block_forward import BlockForward, Draw
 from accel.fusion.mounting.fingerprint import Fingerprint, fingerprint, minor_version, qualified_name
-from accel.fusion.mounting.mount import Mount, mount
+from accel.fusion.mounting.mount import Mount, is_mounted, mount
 from accel.record import MountReport
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Mount",
     "MountReport",
     "fingerprint",
+    "is_mounted",
     "minor_version",
     "mount",
     "qualified_name",

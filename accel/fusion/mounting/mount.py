@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,14 +25,13 @@ from accel.fusion.mounting.refusal import Refusal, refusal_of
 from accel.record import MountReport, Reason
 
 _log = logging.getLogger("samebit")
-_MARK = "__samebit_mounted__"
 
 
 @dataclass
 class _Mounted:
     """What is known of a forward that was bound: of which block, and how many mounts rely on it.
 
-    It hangs on the bound function, so that it goes with the block. Pipelines may share a model.
+    Pipelines may share a model.
     """
 
     block: weakref.ref[nn.Module]
@@ -38,10 +39,24 @@ class _Mounted:
     users: int = 0
 
 
+# By bound function, and gone with it. No attribute of the function: hooks that wrap it copy those.
+_mounted_by: weakref.WeakKeyDictionary[Callable[..., Any], _Mounted] = weakref.WeakKeyDictionary()
+
+
+def is_mounted(block: nn.Module) -> bool:
+    """Whether the block's `forward` is one that was mounted, with nothing around it."""
+    return _found_on(block) is not None
+
+
 def _bind(block: nn.Module, fused: BlockForward) -> None:
     function = bound_forward(block, fused)
-    vars(function)[_MARK] = _Mounted(weakref.ref(block), fused)
+    _mounted_by[function] = _Mounted(weakref.ref(block), fused)
     vars(block)["forward"] = MethodType(function, block)
+
+
+def _found_on(block: nn.Module) -> _Mounted | None:
+    forward = vars(block).get("forward")
+    return _mounted_by.get(forward.__func__) if isinstance(forward, MethodType) else None
 
 
 class Mount:
@@ -73,14 +88,23 @@ def mount(model: nn.Module, forwards: Sequence[BlockForward], *, allowed: frozen
     The forwards take effect inside a fusion scope that allows a site of theirs. Blocks that can't be served
     keep their stock forward, and the report says why.
     allowed: site names that may fuse in the stage that runs the model. Waits for the device.
+    Raises: what the device raises, out of memory included; nothing stays mounted then.
     """
-    return [_mount(model, fused, allowed) for fused in forwards]
+    mounts = []
+    with ExitStack() as undo:
+        for fused in forwards:
+            mounts.append(_mount(model, fused, allowed))
+            undo.callback(mounts[-1].unmount)
+        undo.pop_all()
+    return mounts
 
 
 def _mount(model: nn.Module, fused: BlockForward, allowed: frozenset[str]) -> Mount:
     blocks = {name: module for name, module in model.named_modules() if isinstance(module, fused.block)}
     if allowed.isdisjoint(fused.sites):
         return _refused(blocks, fused, Refusal(Reason.DISABLED, "none of its sites is allowed"))
+    for block in blocks.values():
+        _drop_copied(block)
     if not blocks or not all(_is_bound(block, fused) for block in blocks.values()):
         refusal = refusal_of(model, blocks, fused) or _first_difference(blocks, fused)
         if refusal is not None:
@@ -92,15 +116,21 @@ def _mount(model: nn.Module, fused: BlockForward, allowed: frozenset[str]) -> Mo
 
 
 def _is_bound(block: nn.Module, fused: BlockForward) -> bool:
-    """Whether the block has this forward, and is no copy of the block that it was mounted on."""
-    mounted = getattr(vars(block).get("forward"), _MARK, None)
-    return isinstance(mounted, _Mounted) and mounted.block() is block and mounted.fused == fused
+    mounted = _found_on(block)
+    return mounted is not None and mounted.fused == fused
+
+
+def _drop_copied(block: nn.Module) -> None:
+    """A copy of a mounted block took the forward along, which is stock there and keeps the original alive."""
+    mounted = _found_on(block)
+    if mounted is not None and mounted.block() is not block:
+        del vars(block)["forward"]
 
 
 def _mounted_on(block: nn.Module) -> _Mounted:
     """Raises: SamebitError if something replaced the forward after mounting."""
-    mounted = getattr(vars(block).get("forward"), _MARK, None)
-    if not isinstance(mounted, _Mounted):
+    mounted = _found_on(block)
+    if mounted is None:
         name = type(block).__name__
         raise SamebitError(f"{name}.forward was replaced after mounting; remove that hook, then unmount")
     return mounted
