@@ -1,9 +1,11 @@
 """The gate lets a candidate through only if nothing about its result differs (case C11)."""
 
 import logging
+import threading
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from accel.fusion import references
 from accel.fusion.gate import Gate, fusion_epoch
@@ -63,6 +65,19 @@ def test_c11c_dtype_counts():
 @pytest.mark.parametrize("reshape", [lambda y: y.unsqueeze(-1), lambda y: y.t().contiguous().t()])
 def test_c11d_shape_and_strides_count(reshape):
     assert_rejected(gate_of(triple, lambda x: reshape(triple(x))), X)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "found"),
+    [
+        (lambda x: (triple(x), x + 2), "output 1 at [0, 0]: expected 0xbf800000, got 0x00000000"),
+        (lambda x: triple(x), "output: expected 2 tensors, got 1 tensors"),
+    ],
+    ids=["second differs", "second missing"],
+)
+def test_every_output_counts(candidate, found):
+    _, outcome = gate_of(lambda x: (triple(x), x + 1), candidate).run(X)
+    assert (outcome.reason, outcome.detail) == (Reason.MISMATCH, found)
 
 
 def test_stride_of_a_dimension_of_size_one_does_not_count():
@@ -125,6 +140,67 @@ def test_c11i_capture_neither_runs_nor_marks(monkeypatch):
     assert gate.run(X)[1].fused
 
 
+def test_short_memory_puts_the_proof_off(monkeypatch):
+    runs = []
+    gate = gate_of(triple, lambda x: runs.append(x) or triple(x))
+    with monkeypatch.context() as patch:
+        patch.setattr("accel.fusion.gate._has_room_for", lambda expected: False)
+        value, outcome = gate.run(X)
+    assert (outcome.reason, runs) == (Reason.LOW_MEMORY, [])
+    assert torch.equal(value, triple(X))
+    assert gate.run(X)[1].fused
+
+
+def test_running_out_of_memory_is_no_fault_of_the_kernel():
+    full = [True]
+
+    def candidate(x):
+        if full[0]:
+            raise torch.OutOfMemoryError("full")
+        return triple(x)
+
+    gate, epoch = gate_of(triple, candidate), fusion_epoch()
+    value, outcome = gate.run(X)
+    assert outcome.reason is Reason.LOW_MEMORY
+    assert torch.equal(value, triple(X))
+    full[0] = False
+    assert gate.run(X)[1].fused
+    full[0] = True
+    with pytest.raises(torch.OutOfMemoryError):  # as eager would: whoever calls can free memory
+        gate.run(X)
+    full[0] = False
+    assert gate.run(X)[1].fused
+    assert fusion_epoch() == epoch
+
+
+def test_a_fallback_runs_in_the_place_of_the_reference():
+    def parts(x):
+        return "parts"
+
+    gate = gate_of(triple, lambda x: x)
+    assert gate.run(X.double(), fallback=parts)[0] == "parts"
+    assert torch.equal(gate.run(X, fallback=parts)[0], triple(X))  # the reference judges the kernel
+    assert gate.run(X, fallback=parts)[0] == "parts"
+    assert torch.equal(gate.run(X)[0], triple(X))
+
+
+def test_the_layouts_kept_are_bounded(monkeypatch):
+    monkeypatch.setattr("accel.fusion.gate._MAX_LAYOUTS", 3)
+    gate = gate_of(triple, triple)
+    for length in [1, 2, 3, 4, 5, 6] * 2:
+        assert gate.run(torch.ones(length, 4))[1].fused
+        assert len(gate._known) <= 3
+
+
+def test_the_signatures_kept_are_bounded(monkeypatch):
+    """A number that a client sends, such as the scale of guidance, is part of the signature."""
+    monkeypatch.setattr("accel.fusion.gate._MAX_LAYOUTS", 3)
+    gate = gate_of(lambda x, scale: x * scale, lambda x, scale: x * scale)
+    for scale in [1.5, 2.5, 3.5, 4.5, 5.5] * 2:
+        assert gate.run(X, scale)[1].fused
+        assert gate.stats().verified <= 3
+
+
 def test_kernel_that_fails_later_falls_back():
     healthy = [True]
 
@@ -139,6 +215,29 @@ def test_kernel_that_fails_later_falls_back():
     value, outcome = gate.run(X)
     assert outcome.reason is Reason.KERNEL_ERROR
     assert torch.equal(value, triple(X))
+
+
+def test_threads_that_fail_together_switch_off_once(caplog):
+    together, failing = threading.Barrier(2, timeout=30), [False]
+
+    def candidate(x):
+        if failing[0]:
+            together.wait()
+            raise RuntimeError("lost")
+        return triple(x)
+
+    gate, outcomes = gate_of(triple, candidate), []
+    gate.run(X)
+    failing[0], epoch = True, fusion_epoch()
+    threads = [threading.Thread(target=lambda: outcomes.append(gate.run(X)[1].reason)) for _ in range(2)]
+    with caplog.at_level(logging.WARNING, "samebit"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert outcomes == [Reason.KERNEL_ERROR] * 2
+    assert len(caplog.records) == 1
+    assert fusion_epoch() == epoch + 1
 
 
 @pytest.mark.parametrize(
@@ -183,6 +282,30 @@ def test_every_layout_is_verified_but_not_every_length():
     assert gate.stats().verified == 5
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ((X.as_subclass(Subclass),), "tensor subclass Subclass"),
+        ((X, X.as_subclass(Subclass)), "tensor subclass Subclass"),
+        ((X, X.to("meta")), "tensors on cpu and meta"),
+        ((X[:0],), "empty tensor"),
+        ((X.to(torch.int64),), "dtype torch.int64"),
+    ],
+    ids=["subclass", "second subclass", "two devices", "empty", "dtype"],
+)
+def test_tensors_that_no_kernel_takes_go_to_the_reference(args, why):
+    runs = []
+    gate = gate_of(lambda *args: "reference", lambda *args: runs.append(args))
+    for _ in range(2):
+        value, outcome = gate.run(*args)
+        assert (value, outcome.reason, outcome.detail) == ("reference", Reason.UNSUPPORTED_INPUT, why)
+    assert runs == []
+
+
 def test_calls_that_must_see_the_plain_expression():
     gate = gate_of(triple, triple)
     assert gate.run(X.clone().requires_grad_())[1].reason is Reason.GRAD_ENABLED
@@ -195,6 +318,28 @@ def test_calls_that_must_see_the_plain_expression():
     seen = []
     torch.func.vmap(lambda row: seen.append(gate.run(row)[1].reason) or row)(X)
     assert seen == [Reason.TRACING]
+
+
+@pytest.mark.parametrize("trace", [make_fx, lambda fn: lambda x: torch.jit.trace(fn, x, check_trace=False)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tracers_see_the_plain_expression(trace):
+    """They record operators of torch, so what a kernel writes would be missing from the trace."""
+    gate, seen = gate_of(triple, triple), []
+    gate.run(X)
+
+    def traced(x):
+        value, outcome = gate.run(x)
+        seen.append(outcome.reason)
+        return value
+
+    trace(traced)(X)
+    assert set(seen) == {Reason.TRACING}
+
+
+def test_fake_cuda_tensors_need_no_cuda():
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.empty(3, 4, device="cuda")
+        assert gate_of(triple, triple).run(fake)[1].reason is Reason.TRACING
 
 
 def test_epoch_moves_when_a_kernel_is_switched_off_and_random_state_never_does():

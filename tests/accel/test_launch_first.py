@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -100,6 +100,24 @@ def test_switches_that_alternate_launch_no_graph_in_vain() -> None:
         assert torch.equal(run(X), X + 1)
         assert run.outcome.kind is Kind.REPLAYED
     assert len(launched) == 6
+
+
+def test_random_numbers_of_a_launch_that_served_nobody_are_drawn_again() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.randn(2, 3)
+
+    def values_of(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        torch.manual_seed(3)
+        values = []
+        for dtype in DTYPES:
+            torch.set_default_dtype(dtype)
+            values += [call(X), call(X)]
+        return [*values, torch.randn(2)]
+
+    run = Harness(noisy)
+    assert all(map(torch.equal, values_of(run), values_of(noisy)))
+    assert run.outcome.kind is Kind.REPLAYED
+    assert run.graph.stats().captures == 2
 
 
 def launches(run: Harness) -> list[RecordedGraph]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
 import torch
+from solver_stage import Carry, Solver, Step, same, steps_that_remember, unbound
 from torch import Tensor, nn
 
 from accel.graphs import buffers
@@ -17,7 +17,7 @@ from accel.graphs.recording import RecordingBackend
 from accel.loops import iterate
 from accel.policy import AccelPolicy
 from accel.record import Kind, Outcome, Reason
-from accel.region import LoopMode, loop_body, region
+from accel.region import LoopMode, loop_body
 from accel.runner import Runner
 
 CPU = torch.device("cpu")
@@ -25,61 +25,8 @@ MODES: tuple[LoopMode, ...] = get_args(LoopMode)
 RNG = torch.Generator().manual_seed(0)
 
 
-@dataclass(frozen=True)
-class Carry:
-    x: Tensor
-    history: tuple[Tensor, ...] = ()
-    start: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """remember: how many older values the step's result keeps."""
-
-    scale: Tensor
-    remember: int
-
-
-class Solver:
-    """A stage whose loop remembers more and more, up to two values, and nothing at the end."""
-
-    def __init__(self, name: str = "denoising") -> None:
-        self.name = name
-        self.net = nn.Linear(4, 4, bias=False).requires_grad_(False).eval()
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"net": self.net}
-
-    def mounts(self, allowed: frozenset[str]) -> tuple[()]:
-        return ()
-
-    def run(
-        self, x: Tensor, steps: Sequence[Step], shared: Tensor, *, gain: float = 1.0, **options: Any
-    ) -> Carry:
-        return iterate(self.advance, Carry(x), steps, shared, gain=gain, **options)
-
-    @loop_body("whole")
-    def advance(self, carry: Carry, step: Step, shared: Tensor, *, gain: float) -> Carry:
-        x = self.net(carry.x) * step.scale + gain * shared
-        for older in carry.history:
-            x = x + 0.5 * older
-        if step.remember == 0:
-            return Carry(x)
-        # The history moves on by one, and the start is the old carry itself.
-        return Carry(x, (x * 2, *carry.history[:1])[: step.remember], carry.x)
-
-    @region
-    def decode(self, x: Tensor) -> Tensor:
-        """A region in which the loop runs."""
-        steps = (Step(x.mean(), 1), Step(x.sum(), 1))
-        return self.run(x, steps, x).x
-
-
 def steps_of(n: int) -> tuple[Step, ...]:
-    """First, second, n - 3 alike, last; the last forgets."""
-    remember = [min(i + 1, 2) for i in range(n)]
-    remember[-1] = 0
-    return tuple(Step(torch.randn((), generator=RNG), r) for r in remember)
+    return steps_that_remember([torch.randn((), generator=RNG) for _ in range(n)])
 
 
 def x_of(*shape: int) -> Tensor:
@@ -103,17 +50,6 @@ def bound(mode: str, backend: Any = None, **changes: Any) -> tuple[Solver, Runne
 
 def plain(stage: Solver, *args: Any, **options: Any) -> Carry:
     return unbound(stage).run(*args, **options)
-
-
-def unbound(stage: Solver) -> Solver:
-    twin = Solver()
-    twin.net = stage.net
-    return twin
-
-
-def same(a: Carry, b: Carry) -> bool:
-    tensors = [[c.x, *c.history, *([] if c.start is None else [c.start])] for c in (a, b)]
-    return len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
 
 
 def kinds(runner: Runner) -> dict[Kind, int]:

@@ -7,6 +7,7 @@ device are settled by tests/gpu/test_norm_kernels_gpu.py.
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_multiply_add import fma
 
 from accel.fusion import references
 from accel.fusion.compare import first_mismatch
@@ -18,11 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 EPS = 1e-6
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def fma(x, y, z):
-    """x * y + z rounded once to fp32, but for sums that fp64 rounds to a tie."""
-    return (x.double() * y.double() + z.double()).float()
 
 
 def combine(low, high):

@@ -6,6 +6,7 @@ The order of fusion spec section 3.2 is verified on a GPU; CPU eager adds in ano
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_multiply_add import fma
 
 from accel.fusion import references
 from accel.fusion.compare import first_mismatch
@@ -13,11 +14,6 @@ from accel.fusion.stress import stress_calls
 
 DTYPES = (torch.bfloat16, torch.float16)
 EPS = 1e-6
-
-
-def fma(x, y, z):
-    """x * y + z rounded once to fp32, but for sums that fp64 rounds to a tie."""
-    return (x.double() * y.double() + z.double()).float()
 
 
 def aten_inverse_rms(x, eps=EPS):

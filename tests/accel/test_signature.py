@@ -79,6 +79,9 @@ def test_calls_that_differ_say_how(one: dict[str, Any], other: dict[str, Any], w
         ([torch.nn.Identity()], "[0]: Identity"),
         ([object()], "[0]: object is compared by identity"),
         ([torch.eye(2).to_sparse()], "sparse"),
+        ([torch.complex(X, X).conj()], "lazy view"),
+        ([X._neg_view()], "lazy view"),
+        ([X.flatten().as_strided((3, 2), (1, 1))], "overlaps itself"),
         ([X.to("meta")], "tensor on meta, expected cpu"),
         (list(range(MAX_LEAVES + 1)), "leaves"),
     ],
@@ -118,6 +121,13 @@ def test_switches_that_choose_kernels_count() -> None:
         torch.set_float32_matmul_precision(before)
     assert len({plain, cast, math, placed, deterministic, precision}) == 6
     assert differences(cast, plain) == ["autocast: True vs False"]
+
+
+def test_sites_that_may_fuse_count() -> None:
+    plain = signature(a=X)
+    fused = plain._replace(fused=frozenset({"swiglu"}))
+    assert fused != plain
+    assert differences(fused, plain) == ["fused sites: ['swiglu'] vs []"]
 
 
 def mixed(a: Any, b: Any = 2, *, c: Any, d: Any = 4) -> Any: ...

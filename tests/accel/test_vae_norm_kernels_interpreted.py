@@ -7,6 +7,7 @@ number to bf16 first.
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_multiply_add import fma
 
 from accel.fusion import references
 from accel.fusion.compare import first_mismatch
@@ -19,11 +20,6 @@ EXACT_EPS = 2.0**-27  # a bf16 number near the 1e-8 of the models, which CPU eag
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def fma(x, y, z):
-    """x * y + z rounded once to fp32, but for sums that fp64 rounds to a tie."""
-    return (x.double() * y.double() + z.double()).float()
 
 
 def aten_group_statistics(x, groups, eps):

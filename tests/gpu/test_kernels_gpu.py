@@ -13,6 +13,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402 - only where triton is
+from gpu_kernel_harness import assert_exact  # noqa: E402
 from test_rope_and_step_kernels_gpu import ARGUMENTS as ROPE_AND_STEP  # noqa: E402
 
 from accel import fusion  # noqa: E402
@@ -85,13 +86,6 @@ def arguments(site: str, *, batch: int = 1, tokens: int = TOKENS, dtype: torch.d
     )
 
 
-def assert_exact(site: str, args) -> None:
-    kernel = get(site).load()
-    assert kernel.refuses(*args) == ""
-    mismatch = first_mismatch(get(site).reference(*args), kernel.run(*args))
-    assert mismatch is None, str(mismatch)
-
-
 @pytest.mark.parametrize("site", SITE_NAMES)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 127, TOKENS])
@@ -158,6 +152,14 @@ def test_c10_modulate_rounds_after_every_operation():
         assert first_mismatch(expected, get("modulate").load().run(x, shift, scale)) is None
     a, c = (torch.full((1, 257, 384), case["fp32_fma"][name], device="cuda") for name in "ac")
     assert not get("modulate").load().run(a, c, a - 1).any()
+
+
+def test_autocast_sees_the_plain_expression():
+    gate, args = Gate(get("modulate")), arguments("modulate", tokens=17)
+    assert gate.run(*args)[1].fused
+    with torch.autocast("cuda", torch.float16):
+        assert gate.run(*args)[1].reason is Reason.UNSUPPORTED_INPUT
+    assert gate.run(*args)[1].fused
 
 
 def test_c11i_capture_records_the_reference_and_verifies_nothing():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
 import pytest
 import torch
 from gpu_graph_harness import allocator_noise, clean_cuda
-from torch import Tensor, nn
-from torch.profiler import ProfilerActivity
+from solver_stage import Carry, Solver, Step, same, steps_that_remember, unbound
+from torch import Tensor
 
-from accel.loops import iterate
+from accel.measure.profile import profile_call
 from accel.policy import AccelPolicy
 from accel.record import Kind
 from accel.region import LoopMode, loop_body
@@ -32,6 +32,7 @@ from stages.stage import State
 pytestmark = pytest.mark.gpu
 
 MODES: tuple[LoopMode, ...] = get_args(LoopMode)
+WIDTH = 256
 
 
 @pytest.fixture(autouse=True)
@@ -51,89 +52,45 @@ def runner_for(stage: Any, loop: str, *, graph_mode: Any = "full", max_entries: 
     return runner
 
 
-def host_calls(fn: Callable[[], Any]) -> int:
+def host_launches(fn: Callable[[], Any]) -> int:
     """Kernels, copies, fills and graphs that the host launched."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile:
-        fn()
-        torch.cuda.synchronize()
-    names = [event.name for event in profile.events() or () if event.name.startswith("cu")]
-    return sum(any(word in name for word in ("Launch", "MemcpyAsync", "MemsetAsync")) for name in names)
+    activity = profile_call(fn, device=torch.device("cuda"))
+    assert activity is not None
+    return activity.host_launches
 
 
-@dataclass(frozen=True)
-class Carry:
-    x: Tensor
-    history: tuple[Tensor, ...] = ()
-    start: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    scale: Tensor
-    remember: int
-
-
-class Toy:
-    name = "denoising"
-
-    def __init__(self) -> None:
-        self.net = nn.Linear(256, 256).requires_grad_(False).eval()
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"net": self.net}
-
-    def mounts(self, allowed: frozenset[str]) -> tuple[()]:
-        return ()
-
-    def run(self, x: Tensor, steps: Sequence[Step], shared: Tensor) -> Carry:
-        return iterate(self.advance, Carry(x), steps, shared)
-
-    @loop_body("whole")
-    def advance(self, carry: Carry, step: Step, shared: Tensor) -> Carry:
-        x = torch.tanh(self.net(carry.x)) * step.scale + shared
-        for older in carry.history:
-            x = x + 0.5 * older
-        if step.remember == 0:
-            return Carry(x)
-        return Carry(x, (x * 2, *carry.history[:1])[: step.remember], carry.x)
-
-
-def toy_request(n: int) -> tuple[Tensor, tuple[Step, ...], Tensor]:
-    remember = [min(i + 1, 2) for i in range(n)]
-    remember[-1] = 0
-    steps = tuple(Step(torch.rand(()), r) for r in remember)
-    return torch.randn(64, 256), steps, torch.randn(64, 256)
-
-
-def equal(a: Carry, b: Carry) -> bool:
-    return torch.equal(a.x, b.x) and len(a.history) == len(b.history) == 0
+def solver_request(n: int) -> tuple[Tensor, tuple[Step, ...], Tensor]:
+    return (
+        torch.randn(64, WIDTH),
+        steps_that_remember([torch.rand(()) for _ in range(n)]),
+        torch.randn(64, WIDTH),
+    )
 
 
 @pytest.mark.parametrize("max_entries", [2, 16])
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_of_any_length_get_the_plain_bits(mode: str, max_entries: int) -> None:
     """With too few entries graphs are evicted while their results are still on the way to the next step."""
-    stage, plain = Toy(), Toy()
-    plain.net = stage.net
+    stage = Solver(WIDTH)
+    plain = unbound(stage)
     runner = runner_for(stage, mode, max_entries=max_entries)
-    requests = [toy_request(n) for n in (5, 1, 9, 2, 5, 3, 9, 4, 5)]
+    requests = [solver_request(n) for n in (5, 1, 9, 2, 5, 3, 9, 4, 5)]
     results = []
     for request in requests:
         allocator_noise()
         results.append(stage.run(*request))
     for result, request in zip(results, requests, strict=True):
-        assert equal(result, plain.run(*request))
+        assert same(result, plain.run(*request))
     if max_entries == 16:
         assert runner.strict_violations() == []
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_from_two_streams_do_not_mix(mode: str) -> None:
-    stage, plain = Toy(), Toy()
-    plain.net = stage.net
+    stage = Solver(WIDTH)
+    plain = unbound(stage)
     runner_for(stage, mode)
-    requests = [toy_request(6) for _ in range(12)]
+    requests = [solver_request(6) for _ in range(12)]
     streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     results = []
@@ -141,27 +98,27 @@ def test_requests_from_two_streams_do_not_mix(mode: str) -> None:
         with torch.cuda.stream(streams[i % 2]):
             results.append(stage.run(*request))
     torch.cuda.synchronize()
-    assert all(equal(a, plain.run(*request)) for a, request in zip(results, requests, strict=True))
+    assert all(same(a, plain.run(*request)) for a, request in zip(results, requests, strict=True))
 
 
-class Curious(Toy):
+class Curious(Solver):
     """Its step asks the GPU something."""
 
     @loop_body("chain")
-    def advance(self, carry: Carry, step: Step, shared: Tensor) -> Carry:
+    def advance(self, carry: Carry, step: Step, shared: Tensor, *, gain: float) -> Carry:
         if (step.scale < 2).item():
-            return super().advance(carry, step, shared)
+            return super().advance(carry, step, shared, gain=gain)
         return carry
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_segmented_graphs_serve_loops_too(mode: str) -> None:
-    stage, plain = Curious(), Curious()
-    plain.net = stage.net
+    stage = Curious(WIDTH)
+    plain = unbound(stage)
     runner = runner_for(stage, mode, graph_mode="segmented")
     for n in (5, 7, 5, 7):
-        request = toy_request(n)
-        assert equal(stage.run(*request), plain.run(*request))
+        request = solver_request(n)
+        assert same(stage.run(*request), plain.run(*request))
     assert runner.strict_violations() == []
     assert runner.record.stage("denoising").breaks
 
@@ -250,12 +207,12 @@ def test_a_whole_loop_is_one_launch_and_its_copies(capsys: pytest.CaptureFixture
         runner.new_record()
         record = runner.record.stage("denoising")
         state = state_of(stage, seed=1)
-        counts[mode] = host_calls(lambda stage=stage, state=state: stage.run(state))  # type: ignore[misc]
+        counts[mode] = host_launches(lambda stage=stage, state=state: stage.run(state))  # type: ignore[misc]
         assert {outcome.kind for outcome in record.outcomes} == {Kind.REPLAYED}
     stage = denoising()
     stage.run(state_of(stage, seed=0))
     state = state_of(stage, seed=1)
-    counts["eager"] = host_calls(lambda: stage.run(state))
+    counts["eager"] = host_launches(lambda: stage.run(state))
     with capsys.disabled():
         print(f"\nlaunches by the host for four steps: {counts}")
     assert counts["whole"] <= 16  # the noise, the inputs by dtype, the graph, two results

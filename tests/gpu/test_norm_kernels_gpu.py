@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_kernel_harness import assert_exact
+
 from accel.fusion.compare import first_mismatch
 from accel.fusion.registry import get
 from accel.fusion.stress import stress_calls
@@ -39,13 +41,6 @@ def arguments(site, *, batch=1, tokens=127, width=3072, dtype=torch.bfloat16):
         "rms_norm_modulate": (x, shift, scale, EPS),
         "residual_rms_norm_modulate": (x, gate, a, shift, scale, shift2, scale2, EPS),
     }[site]
-
-
-def assert_exact(site, args):
-    kernel = get(site).load()
-    assert kernel.refuses(*args) == ""
-    mismatch = first_mismatch(get(site).reference(*args), kernel.run(*args))
-    assert mismatch is None, str(mismatch)
 
 
 @pytest.mark.parametrize("site", LAYER_NORMS)

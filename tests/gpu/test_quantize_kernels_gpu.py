@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_kernel_harness import assert_exact
+
 from accel.fusion import references
 from accel.fusion.compare import first_mismatch
 from accel.fusion.gate import Gate
@@ -36,37 +38,30 @@ def argument(site, *, batch=1, tokens=127):
     return randn(batch, tokens, PROJECTION)[..., 3 * WIDTH :]
 
 
-def assert_exact(site, x):
-    kernel = get(site).load()
-    assert kernel.refuses(x) == ""
-    mismatch = first_mismatch(get(site).reference(x), kernel.run(x))
-    assert mismatch is None, str(mismatch)
-
-
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 127, 3173])
 def test_exact_at_model_shapes(site, batch, tokens):
-    assert_exact(site, argument(site, batch=batch, tokens=tokens))
+    assert_exact(site, (argument(site, batch=batch, tokens=tokens),))
 
 
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("width", [2, 100, 512, 1026, 9216, 12288, 16384, 20480])
 def test_exact_at_any_width_and_offset(site, width):
     width = 2 * width if site == "swiglu_quantize_rows" else width
-    assert_exact(site, randn(3, 17, width))
-    assert_exact(site, randn(17, width + 3)[:, 3:])
-    assert_exact(site, randn(1, 18, width)[:, 1:])
+    assert_exact(site, (randn(3, 17, width),))
+    assert_exact(site, (randn(17, width + 3)[:, 3:],))
+    assert_exact(site, (randn(1, 18, width)[:, 1:],))
 
 
 @pytest.mark.parametrize("site", SITES)
 def test_exact_on_stress_vectors(site):
-    for (x,) in stress_calls((argument(site, tokens=64),)):
-        assert_exact(site, x)
+    for call in stress_calls((argument(site, tokens=64),)):
+        assert_exact(site, call)
 
 
 def test_swiglu_on_every_encoding():
-    assert_exact("swiglu_quantize_rows", *get("swiglu_quantize_rows").load().proof(torch.bfloat16, "cuda"))
+    assert_exact("swiglu_quantize_rows", get("swiglu_quantize_rows").load().proof(torch.bfloat16, "cuda"))
 
 
 def test_every_encoding_is_rounded_as_eager_rounds_it():
@@ -77,8 +72,8 @@ def test_every_encoding_is_rounded_as_eager_rounds_it():
         x = torch.zeros(4, 8192, device="cuda", dtype=torch.bfloat16)
         x.view(-1).copy_(encodings.where(encodings <= largest, 0.0))
         x[:, 0] = largest
-        assert_exact("quantize_rows", x)
-        assert_exact("quantize_rows", -x)
+        assert_exact("quantize_rows", (x,))
+        assert_exact("quantize_rows", (-x,))
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_kernel_harness import assert_exact
+
 from accel.fusion.compare import first_mismatch
 from accel.fusion.gate import Gate
 from accel.fusion.registry import get
@@ -74,13 +76,6 @@ def euler(*, batch=1, tokens=TOKENS, dtype=torch.bfloat16, sample_dtype=None):
 
 
 ARGUMENTS = dict(zip(SITES, (joint, split, concat, euler), strict=True))
-
-
-def assert_exact(site, args):
-    kernel = get(site).load()
-    assert kernel.refuses(*args) == ""
-    mismatch = first_mismatch(get(site).reference(*args), kernel.run(*args))
-    assert mismatch is None, str(mismatch)
 
 
 @pytest.mark.parametrize("site", SITES)

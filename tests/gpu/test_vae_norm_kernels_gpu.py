@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_kernel_harness import assert_exact
+
 from accel.fusion.compare import first_mismatch
 from accel.fusion.gate import Gate
 from accel.fusion.kernels.aten_group_norm import group_statistics
@@ -38,13 +40,6 @@ def arguments(site):
     if site == "group_norm_silu":
         return group_arguments(1, 256, 64, 96)
     return randn(1, 256, 5, 32, 48), CHANNEL_EPS
-
-
-def assert_exact(site, args):
-    kernel = get(site).load()
-    assert kernel.refuses(*args) == ""
-    mismatch = first_mismatch(get(site).reference(*args), kernel.run(*args))
-    assert mismatch is None, str(mismatch)
 
 
 @pytest.mark.parametrize("level", IMAGE_LEVELS, ids=str)

@@ -267,7 +267,9 @@ def test_without_graphs_a_manifest_is_empty_and_captures_nothing(said) -> None:
 
 
 def test_memory_and_times_are_written_down() -> None:
-    for used in manifest_of(2, 2).signatures:
+    signatures = manifest_of(2, 2).signatures
+    assert {used.stage for used in signatures} == {"encoding", "denoising"}
+    for used in signatures:
         assert used.bytes > 0
         assert used.ms_eager > 0
         assert used.ms_graph > 0

@@ -343,5 +343,6 @@ def test_keys_that_contradict_each_other_or_do_nothing(settings, message):
         {"images": {"wrist": "w.png"}, "state": STATE},
     ],
 )
-def test_keys_of_one_source(settings):
-    ObservationSource(**settings)
+def test_keys_of_one_source_go_together(settings):
+    source = ObservationSource(**settings)
+    assert {name: getattr(source, name) for name in settings} == settings

@@ -125,7 +125,8 @@ def test_any_prompt_can_be_drawn_and_written(prompt: str) -> None:
 
 def test_motionless_chunk_can_be_drawn() -> None:
     still = result(actions=np.zeros((1, 8), np.float32), state=np.zeros(8, np.float32))
-    picture(files(still)["actions.png"]).load()
+    drawn = picture(files(still)["actions.png"])
+    assert len(drawn.convert("L").getcolors()) > 2  # axes, lines and text on a plain ground
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

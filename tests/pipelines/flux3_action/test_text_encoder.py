@@ -118,12 +118,15 @@ def test_context_is_layer_major_inputs_of_layers(folder, golden):
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
 def test_spellings_of_the_keys(folder, golden, prefix):
+    expected = load(folder, (1, 4), torch.bfloat16).checkpoint_slots()
     renamed = {
         name.replace("model.language_model.", prefix): tensor
         for name, tensor in golden("text_encoder.safetensors").items()
     }
     save_file(renamed, folder / "model.safetensors")
-    load(folder, (1, 4), torch.bfloat16)
+    slots = load(folder, (1, 4), torch.bfloat16).checkpoint_slots()
+    assert slots.keys() == expected.keys()
+    assert all(torch.equal(slots[name], expected[name]) for name in expected)
 
 
 def test_missing_layer_is_named(folder, golden):

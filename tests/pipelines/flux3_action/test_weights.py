@@ -197,9 +197,12 @@ def test_ids_of_a_variant_are_also_tried_beside_the_package_root(package):
     assert load_package(package, "fp8r").config.quantization == "fp8r"
 
 
-def test_tensors_of_unused_content_streams_are_skipped(package):
+def test_tensors_of_unused_content_streams_are_skipped(package, golden):
     edit_weights(package, lambda tensors: tensors.update({"dit.emb_in.image.weight": torch.zeros(64, 128)}))
-    load_package(package)
+    slots = load_package(package).transformer.checkpoint_slots()
+    expected = golden("package/model.safetensors")
+    assert {f"dit.{name}" for name in slots} == expected.keys()
+    assert all(torch.equal(slot, expected[f"dit.{name}"]) for name, slot in slots.items())
 
 
 @pytest.mark.parametrize(

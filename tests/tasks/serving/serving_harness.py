@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import numpy as np
 
 from accel.errors import ObservationError
@@ -74,6 +75,9 @@ class Running:
     @property
     def ws(self) -> str:
         return f"ws://127.0.0.1:{self.port}"
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.http + path, timeout=WAIT_S)
 
     def waits_for(self, condition: Callable[[], bool]) -> None:
         """Until `condition` holds in the server's loop."""

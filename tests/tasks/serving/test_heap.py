@@ -37,5 +37,6 @@ def fresh_pages(mode: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have other habits")
 def test_later_requests_touch_no_fresh_memory() -> None:
-    assert fresh_pages("default") > 10_000
-    assert fresh_pages("keep") < 500
+    kept = fresh_pages("keep")
+    assert kept < 500
+    assert 10 * kept < fresh_pages("default")  # how many depends on the size of the system's pages

@@ -111,11 +111,11 @@ def test_statuses(server, options: dict[str, Any], status: int, kind: str) -> No
 
 
 def test_metadata_probes_and_unknown_paths(server) -> None:
-    assert httpx.get(server.http + "/v1/actions/metadata").json() == {"model": "fake", "numbers": [1, 2]}
-    assert httpx.get(server.http + "/healthz").status_code == 200
-    assert httpx.get(server.http + "/readyz").status_code == 200
-    assert httpx.get(server.http + "/docs").status_code == 404
-    assert httpx.get(server.http + PATH).status_code == 405
+    assert server.get("/v1/actions/metadata").json() == {"model": "fake", "numbers": [1, 2]}
+    assert server.get("/healthz").status_code == 200
+    assert server.get("/readyz").status_code == 200
+    assert server.get("/docs").status_code == 404
+    assert server.get(PATH).status_code == 405
 
 
 def test_metrics() -> None:
@@ -123,7 +123,7 @@ def test_metrics() -> None:
         post(server, json={"state": [1]})
         post(server, json={})
         WebsocketClientPolicy(server.ws).infer({"state": [1.0]})
-        text = httpx.get(server.http + "/metrics").text
+        text = server.get("/metrics").text
     for line in (
         'samebit_requests_total{outcome="ok",protocol="http"} 1.0',
         'samebit_requests_total{outcome="invalid",protocol="http"} 1.0',
@@ -156,7 +156,7 @@ def test_requests_whose_client_leaves_are_not_computed() -> None:
             go.set()
         assert post(server, json={"state": [3]}).status_code == 200
         assert policy.inferred == [1, 3]
-        text = httpx.get(server.http + "/metrics").text
+        text = server.get("/metrics").text
         assert 'samebit_requests_total{outcome="gone",protocol="http"}' in text
 
 
@@ -169,8 +169,8 @@ def test_nothing_is_answered_before_the_warm_up_is_done() -> None:
     go = threading.Event()
     policy = FakePolicy(warming=lambda: assert_set(go))
     with serving(policy, wait=False) as server:
-        assert httpx.get(server.http + "/healthz").status_code == 200
-        assert httpx.get(server.http + "/readyz").status_code == 503
+        assert server.get("/healthz").status_code == 200
+        assert server.get("/readyz").status_code == 503
         refused = post(server, json={"state": [1]})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         with connect(server.ws) as held:
@@ -178,7 +178,7 @@ def test_nothing_is_answered_before_the_warm_up_is_done() -> None:
                 held.recv(timeout=0.05)
             go.set()
             assert decode(held.recv(WAIT_S), Limits()) == policy.metadata
-        assert httpx.get(server.http + "/readyz").status_code == 200
+        assert server.get("/readyz").status_code == 200
 
 
 def assert_set(event: threading.Event) -> None:
@@ -209,7 +209,7 @@ def test_a_stop_answers_what_was_taken_and_refuses_the_rest() -> None:
             assert reached.wait(WAIT_S)
             server.stop()
             server.waits_for(lambda: not server.service.ready)
-            assert httpx.get(server.http + "/readyz").status_code == 503
+            assert server.get("/readyz").status_code == 503
             second.send(encode({"state": [2.0]}))
             assert str(second.recv(WAIT_S)).startswith("unavailable: the server is stopping")
             go.set()
@@ -222,8 +222,8 @@ def test_a_stop_answers_what_was_taken_and_refuses_the_rest() -> None:
 
 def test_token() -> None:
     with serving(FakePolicy(), token="secret") as server:
-        assert httpx.get(server.http + "/healthz").status_code == 200
-        assert httpx.get(server.http + "/metrics").status_code == 401
+        assert server.get("/healthz").status_code == 200
+        assert server.get("/metrics").status_code == 401
         assert post(server, json={"state": [1]}).status_code == 401
         assert (
             post(server, json={"state": [1]}, headers={"authorization": "Bearer secreT"}).status_code == 401

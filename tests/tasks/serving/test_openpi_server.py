@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
@@ -120,7 +119,7 @@ def test_slow_inference_blocks_nobody_else() -> None:
         assert gate.reached.wait(WAIT_S)
         with connect(server.ws, open_timeout=WAIT_S) as b:
             assert decode(b.recv(WAIT_S), Limits()) == policy.metadata
-            assert httpx.get(server.http + "/healthz", timeout=WAIT_S).status_code == 200
+            assert server.get("/healthz").status_code == 200
             assert a.ping().wait(WAIT_S)
             assert b.ping().wait(WAIT_S)
             b.send(encode(state(2)))
@@ -229,7 +228,7 @@ def test_faults_close_with_1011_and_tell_nothing(during: Callable[[float], None]
             connection.recv(WAIT_S)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1011
-        assert httpx.get(server.http + "/readyz").status_code == 200
+        assert server.get("/readyz").status_code == 200
 
 
 def test_text_and_oversized_messages() -> None:

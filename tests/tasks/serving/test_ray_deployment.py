@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -143,6 +144,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     folder = tempfile.TemporaryDirectory(
         prefix="ray-"
     )  # shorter than pytest's; a socket's path has 107 bytes
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(
         address="local",
         num_cpus=2,
@@ -157,6 +159,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         wait_until(lambda: nobody_listens(port))
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, on_sigterm)  # which Ray replaces for good
         folder.cleanup()
 
 
@@ -177,7 +180,9 @@ def test_a_fleet_answers_replaces_a_lost_replica_and_stops(
 
         starting = background.submit(serve.run, fleet, name=APP)
         wait_until(lambda: ready(port))
-        assert 'stage="denoising"' in httpx.get(f"http://127.0.0.1:{port}/metrics").text  # it has warmed up
+        assert (
+            'stage="denoising"' in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S).text
+        )  # it has warmed up
         starting.result(START_S)
         assert running() == 2
 

@@ -52,8 +52,8 @@ def test_serves_until_sigterm_and_ends_with_0() -> None:
                 "127.0.0.1", int(address[1])
             )  # its metadata come after the warm-up
             assert client.get_server_metadata()["output"]["action_horizon"] == 32
-            assert httpx.get(f"{address[0]}/readyz").status_code == 200
-            assert 'stage="denoising"' in httpx.get(f"{address[0]}/metrics").text
+            assert httpx.get(f"{address[0]}/readyz", timeout=WAIT_S).status_code == 200
+            assert 'stage="denoising"' in httpx.get(f"{address[0]}/metrics", timeout=WAIT_S).text
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0, process.stdout.read()
         finally:
