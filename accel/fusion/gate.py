@@ -89,6 +89,7 @@ class Gate:
         self._lock = threading.RLock()  # a verification that fails switches the gate off
         self._verified: set[Hashable] = set()
         self._disabled: SiteOutcome | None = None
+        self._import_error = ""
         self._repro: Repro | None = None
         self._verify_ms = 0.0
         self._known: dict[Hashable, SiteOutcome] = {}
@@ -137,7 +138,7 @@ class Gate:
         if tensors[0].device.type not in self.site.devices:
             return self._outcome(Reason.NO_CUDA, f"tensors on {tensors[0].device}")
         if self._kernel is None:
-            return self._outcome(Reason.NO_TRITON, "install the `kernels` extra")
+            return self._outcome(Reason.NO_TRITON, f"{self._import_error}; install the `kernels` extra")
         unsupported = self.site.refuses(tensors) or self._kernel.refuses(*args)
         return self._outcome(Reason.UNSUPPORTED_INPUT, unsupported) if unsupported else None
 
@@ -255,7 +256,8 @@ class Gate:
     def _kernel(self) -> Kernel | None:
         try:
             return self.site.load()
-        except ImportError:
+        except ImportError as error:
+            self._import_error = str(error)
             return None
 
 

@@ -360,6 +360,7 @@ def test_missing_triton_is_named():
     site = Site(name="s", reference=triple, load=load, dtypes=(torch.float32,), devices=("cpu",))
     value, outcome = Gate(site).run(X)
     assert outcome.reason is Reason.NO_TRITON
+    assert outcome.detail == "No module named 'triton'; install the `kernels` extra"
     assert torch.equal(value, triple(X))
 
 
