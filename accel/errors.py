@@ -4,7 +4,10 @@ Every message says what was wrong, where, and what to do next. The entry point p
 without a traceback; anything that is not a `SamebitError` is a fault of the program.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Self
 
 
 class SamebitError(Exception):
@@ -37,6 +40,13 @@ class StrictModeError(SamebitError):
     """`accel.strict=true` and something planned as accelerated ran eager."""
 
     exit_code = 3
+
+    @classmethod
+    def listing(cls, violations: Iterable[str]) -> Self:
+        """violations: what ran eager and why, one line each; see `accel.runner.Runner.strict_violations`."""
+        return cls(
+            "accel.strict=true and not everything planned was accelerated:\n  " + "\n  ".join(violations)
+        )
 
 
 class UnequalBitsError(SamebitError):

@@ -165,6 +165,11 @@ class StageRecord:
         replayed = sum(n for outcome, n in self.outcomes.items() if outcome.kind is Kind.REPLAYED)
         return replayed / calls if calls else None
 
+    @property
+    def latest_ms(self) -> float | None:
+        """Wall time of the last call, cold or not; `None` before the first."""
+        return self.walls_ms[-1] if self.walls_ms else self.cold_ms
+
     def count(self, outcome: Outcome | SiteOutcome) -> None:
         """One more of these; with `MAX_DETAILS` of them known, new ones lose their detail."""
         if isinstance(outcome, Outcome):

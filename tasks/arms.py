@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from accel.errors import StrictModeError
@@ -15,7 +14,6 @@ from pipelines.build import build
 from pipelines.pipeline import Pipeline
 from tasks.auto_choice import choice_for
 from tasks.config import RunConfig, compose
-from tasks.manifest_file import ManifestFile
 from tasks.report_console import ReportConsole
 
 Arm: TypeAlias = Pipeline[Any, Any]
@@ -58,19 +56,7 @@ def opened_arms(
             yield arm, Accelerated(pipeline=pipeline, policy=policy, request=request, choice=choice)
 
 
-def manifest_of(config: RunConfig) -> ManifestFile | None:
-    """The file of `accel.manifest`, read; these tasks capture what it lists and leave it as it is.
-
-    Raises: ConfigError for a damaged one.
-    """
-    return None if config.accel.manifest is None else ManifestFile(Path(config.accel.manifest))
-
-
 def strict_error(config: RunConfig, arm: Arm) -> StrictModeError | None:
     """With `accel.strict`, the error that what ran eager in this arm amounts to."""
     violations = arm.strict_violations() if config.accel.strict else []
-    if not violations:
-        return None
-    return StrictModeError(
-        "accel.strict=true and not everything planned was accelerated:\n  " + "\n  ".join(violations)
-    )
+    return StrictModeError.listing(violations) if violations else None

@@ -18,13 +18,14 @@ from pipelines.auto_policy import AutoChoice
 from pipelines.build import choose_device
 from pipelines.output_folder import OutputFolder
 from pipelines.progress import NULL_PROGRESS, Progress
-from tasks.arms import Arm, manifest_of, opened_arms, policy_named, strict_error
+from tasks.arms import Arm, opened_arms, policy_named, strict_error
 from tasks.auto_choice import choices_in_words, policy_files
 from tasks.bench_table import FACTS, LATENCIES, TOTAL, BenchReport, Timing, bench_markdown
 from tasks.config import RunConfig
 from tasks.delayed_signals import delaying_signals
 from tasks.differences import breaks_promise, relative_error
 from tasks.gpu_state import GpuState, gpu_state
+from tasks.manifest_file import manifest_of
 from tasks.measurement_settings import BenchTask
 from tasks.report_console import ReportConsole, refusal_lines
 from tasks.report_file import encode_report, title_of

@@ -12,7 +12,7 @@ import msgspec
 
 from accel.graphs.manifest import Manifest, UsedSignature, read_manifest, write_manifest
 from pipelines.pipeline import PipelineDescription
-from tasks.config import ModelSettings
+from tasks.config import ModelSettings, RunConfig
 from tasks.environment import device_facts, software
 
 _log = logging.getLogger("samebit")
@@ -51,6 +51,11 @@ class ManifestFile:
             write_manifest(self._path, self._manifest.updated(used))
         else:
             _log.info("accel.manifest=%s is not written: this run used no graphs", self._path)
+
+
+def manifest_of(config: RunConfig) -> ManifestFile | None:
+    """The file of `accel.manifest`, read; `None` where none is set. Raises: ConfigError for a damaged one."""
+    return None if config.accel.manifest is None else ManifestFile(Path(config.accel.manifest))
 
 
 def _origin(description: PipelineDescription, model: ModelSettings) -> dict[str, str]:

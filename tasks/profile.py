@@ -20,10 +20,11 @@ from pipelines.auto_policy import AutoChoice
 from pipelines.build import choose_device
 from pipelines.output_folder import OutputFolder
 from pipelines.progress import NULL_PROGRESS, Progress
-from tasks.arms import manifest_of, opened_arms, policy_named, strict_error
+from tasks.arms import opened_arms, policy_named, strict_error
 from tasks.auto_choice import choices_in_words, policy_files
 from tasks.config import RunConfig
 from tasks.delayed_signals import delaying_signals
+from tasks.manifest_file import manifest_of
 from tasks.measurement_settings import ProfileTask
 from tasks.profile_table import profile_markdown, sections
 from tasks.report_console import ReportConsole, refusal_lines

@@ -28,7 +28,7 @@ from tasks.config import RunConfig, RunTask, config_hash
 from tasks.console import RunConsole
 from tasks.delayed_signals import delaying_signals
 from tasks.environment import device_facts, software
-from tasks.manifest_file import ManifestFile
+from tasks.manifest_file import ManifestFile, manifest_of
 from tasks.result_file import RESULT_FILE, RunResult, Status, Verdict, encode_result
 
 
@@ -114,7 +114,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
         RunConsole(config.logger.kind) as console,
     ):
         profile = _profiles(config.task, choose_device(config.device).type)
-        manifest = ManifestFile(Path(config.accel.manifest)) if config.accel.manifest is not None else None
+        manifest = manifest_of(config)
         console.header(config_hash=config_hash(config), accel=config.accel, software=software())
         with _opened(config, console) as (pipeline, request, choice):
             if manifest is not None:
@@ -182,9 +182,7 @@ def _status(config: RunConfig, measurement: Measurement) -> tuple[Status, Samebi
         )
     violations = measurement.pipeline.strict_violations()
     if config.accel.strict and violations:
-        return "not_strict", StrictModeError(
-            "accel.strict=true and not everything planned was accelerated:\n  " + "\n  ".join(violations)
-        )
+        return "not_strict", StrictModeError.listing(violations)
     return "ok", None
 
 

@@ -16,8 +16,9 @@ from tasks.auto_choice import choice_for
 from tasks.config import RunConfig, config_hash
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
+from tasks.manifest_file import manifest_of
 from tasks.serving.app import make_app
-from tasks.serving.assembly import make_policy, make_service, manifest_file, serve_task
+from tasks.serving.assembly import make_policy, make_service, serve_task
 from tasks.serving.codec import Limits
 from tasks.serving.flux3 import Flux3Policy
 from tasks.serving.heap import keep_freed_memory
@@ -39,7 +40,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
     token = read_token(task.token_file)
     if task.tls_certificate is not None and task.tls_key is not None:
         check_tls(task.tls_certificate, task.tls_key)
-    manifest = manifest_file(config)
+    manifest = manifest_of(config)
     keep_freed_memory()
     with (
         contextlib.closing(bind(task.host, task.port)) as listener,

@@ -11,11 +11,12 @@ from accel.errors import SamebitError, UnequalBitsError
 from accel.record import Kind, RunRecord
 from pipelines.auto_policy import AutoChoice
 from pipelines.output_folder import OutputFolder
-from tasks.arms import manifest_of, opened_arms, policy_named, strict_error
+from tasks.arms import opened_arms, policy_named, strict_error
 from tasks.auto_choice import choices_in_words, policy_files
 from tasks.bit_comparison import Comparison
 from tasks.config import RunConfig, config_hash
 from tasks.delayed_signals import delaying_signals
+from tasks.manifest_file import manifest_of
 from tasks.measurement_settings import VerifyTask
 from tasks.report_console import ReportConsole, refusal_lines
 from tasks.report_file import encode_report

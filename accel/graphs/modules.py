@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module_globals
 from torch.overrides import TorchFunctionMode
 
+from accel.forward_hooks import FORWARD_HOOK_SLOTS, has_forward_hooks
 from accel.record import Kind, Outcome, Reason
 
 _SLOTS = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
 
 # Compares addresses in one call; builds of torch without CUDA lack it.
 _ADDRESSES_EQUAL = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -50,7 +49,7 @@ class ModuleWatch:
         if any(map(_IS_TRAINING, self._dicts)):
             return _eager(Reason.TRAINING_MODE, self._name_where(lambda module: module.training))
         if (hooked_or_filled and any(self._hooks)) or any(_global_hooks()):
-            return _eager(Reason.FORWARD_HOOK, self._name_where(_is_hooked))
+            return _eager(Reason.FORWARD_HOOK, self._name_where(has_forward_hooks))
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in self._weights):
             return _eager(Reason.GRAD_ENABLED, "weights require grad; call under torch.no_grad()")
         return None
@@ -80,7 +79,7 @@ class ModuleWatch:
         self._filled = [slot for slot in slots if slot]
         self._as_scanned = [dict(slot) for slot in self._filled]
         self._empty = [slot for slot in slots if not slot]
-        self._hooks = [held[hooks] for held in self._dicts for hooks in _HOOKS]
+        self._hooks = [held[slot] for held in self._dicts for slot in FORWARD_HOOK_SLOTS]
         self._expected_empty = self._empty + self._hooks
         values = chain.from_iterable(slot.values() for slot in self._filled)
         weights = {id(value): value for value in values if isinstance(value, Tensor)}
@@ -111,10 +110,6 @@ class ModuleWatch:
 
     def _name_where(self, holds: Callable[[nn.Module], bool]) -> str:
         return next((name for module, name in self._names.items() if holds(module)), "all modules")
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def _global_hooks() -> list[Any]:

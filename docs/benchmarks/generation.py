@@ -107,7 +107,7 @@ class MeasuredArm:
         outputs: Outputs = self.pipeline.run(request).outputs
         wall = (time.perf_counter() - begin) * 1e3
         stages = self.pipeline.record.stages.values()
-        last = {stage.name: stage.walls_ms[-1] if stage.walls_ms else stage.cold_ms for stage in stages}
+        last = {stage.name: stage.latest_ms for stage in stages}
         self.times.append({REQUEST: wall, **last})
         return outputs
 

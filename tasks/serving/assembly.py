@@ -30,11 +30,6 @@ def serve_task(config: RunConfig) -> ServeTask:
     return config.task
 
 
-def manifest_file(config: RunConfig) -> ManifestFile | None:
-    """`accel.manifest`, read. Raises: ConfigError for a damaged file."""
-    return None if config.accel.manifest is None else ManifestFile(Path(config.accel.manifest))
-
-
 def make_policy(
     config: RunConfig,
     pipeline: Flux3ActionPipeline,

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 from accel.errors import ConfigError, StrictModeError, UnequalBitsError
-from accel.record import StageRecord
 from pipelines.flux3_action.image_format import ImageFormat
 from pipelines.flux3_action.observation import ALIASES, Observation, parse_observation
 from pipelines.flux3_action.outputs import channels_of
@@ -93,9 +92,7 @@ class Flux3Policy:
                 raise UnequalBitsError("Warm-up requests with the same inputs gave different actions.")
         violations = self._pipeline.strict_violations()
         if self._strict and violations:
-            raise StrictModeError(
-                "accel.strict=true and not everything planned was accelerated:\n  " + "\n  ".join(violations)
-            )
+            raise StrictModeError.listing(violations)
 
     def prepare(self, observation: Mapping[str, Any], parameters: Parameters) -> ActionRequest:
         """Raises: ObservationError naming the camera or `state`; ConfigError naming the parameter."""
@@ -122,7 +119,7 @@ class Flux3Policy:
             steps=request.steps,
             caption_cached=self._captions.misses == misses if self._keeps_captions else None,
             stage_ms={
-                part: sum(_latest_ms(record.stage(s)) for s in names) for part, names in _PARTS.items()
+                part: sum(record.stage(s).latest_ms or 0.0 for s in names) for part, names in _PARTS.items()
             },
         )
 
@@ -189,9 +186,3 @@ def metadata(config: PolicyConfig, defaults: Flux3Defaults) -> dict[str, Any]:
 def _given(asked: T | None, own: T | None) -> T | None:
     """What the request asks for, or else the server's own."""
     return own if asked is None else asked
-
-
-def _latest_ms(record: StageRecord) -> float:
-    """Of the request that was just served."""
-    latest = record.walls_ms[-1] if record.walls_ms else record.cold_ms
-    return 0.0 if latest is None else latest

@@ -19,8 +19,9 @@ from accel.errors import ConfigError
 from pipelines.build import build
 from pipelines.flux3_action.pipeline import Flux3ActionPipeline
 from tasks.config import RunConfig, compose
+from tasks.manifest_file import manifest_of
 from tasks.serving.app import make_app
-from tasks.serving.assembly import make_policy, make_service, manifest_file, serve_task
+from tasks.serving.assembly import make_policy, make_service, serve_task
 from tasks.serving.codec import Limits
 from tasks.serving.heap import keep_freed_memory
 from tasks.serving.settings import ServeTask, read_token
@@ -78,7 +79,7 @@ def build_app(args: Mapping[str, str]) -> ASGIApp:
     config = _compose(args)
     task = serve_task(config)
     token = read_token(task.token_file)
-    manifest = manifest_file(config)
+    manifest = manifest_of(config)
     keep_freed_memory()
     pipeline = build(config)
     assert isinstance(pipeline, Flux3ActionPipeline)

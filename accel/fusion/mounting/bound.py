@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel.forward_hooks import FORWARD_HOOK_SLOTS
 from accel.fusion.mounting.block_forward import BlockForward, part_at
-from accel.fusion.mounting.refusal import HOOK_SLOTS
 from accel.fusion.scope import current_scope
 from accel.record import Reason, SiteOutcome
 
@@ -56,7 +56,7 @@ class _Wiring:
                 self._facts += [
                     (settings, key, settings.get(key)) for key in ("forward", "fused_projections")
                 ]
-                self._hooks += [getattr(part, slot) for slot in HOOK_SLOTS]
+                self._hooks += [getattr(part, slot) for slot in FORWARD_HOOK_SLOTS]
 
     def is_intact(self) -> bool:
         return not any(self._hooks) and all(held.get(key) is value for held, key, value in self._facts)

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from torch import nn
 
+from accel.forward_hooks import has_forward_hooks
 from accel.fusion.mounting.block_forward import BlockForward, part_at
 from accel.fusion.mounting.fingerprint import departure
 from accel.record import Reason
-
-HOOK_SLOTS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Refusal(NamedTuple):
@@ -57,7 +56,7 @@ def _against_part(where: str, block: nn.Module, path: str, allowed: tuple[type, 
         names = " or ".join(each.__name__ for each in allowed)
         yield Refusal(Reason.STRUCTURE_CHANGED, f"{where} is a {type(part).__name__}, not a {names}")
     if isinstance(part, nn.Module):
-        if any(getattr(part, slot) for slot in HOOK_SLOTS):
+        if has_forward_hooks(part):
             yield Refusal(Reason.FORWARD_HOOK, f"{where} has forward hooks")
         if "forward" in vars(part):
             yield Refusal(Reason.FORWARD_HOOK, f"{where}.forward was replaced on the instance")
