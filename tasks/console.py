@@ -21,6 +21,8 @@ from accel.selection import Choice
 from accel.site_names import SAVING_NAMES, SITE_NAMES
 from pipelines.auto_policy import AutoChoice
 from pipelines.pipeline import PipelineDescription
+from tasks.config import RunConfig, config_hash
+from tasks.environment import device_facts, software
 from tasks.number_text import NONE
 from tasks.progress_bars import LineProgress, LiveProgress
 from tasks.stage_table import StageRow, break_lines, graph_lines, refusals, stage_rows, total_row
@@ -56,6 +58,14 @@ class RunConsole:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    def begin(self, config: RunConfig) -> None:
+        """Before anything is loaded."""
+        self.header(config_hash=config_hash(config), accel=config.accel, software=software())
+
+    def built(self, description: PipelineDescription) -> None:
+        """Once the pipeline is there."""
+        self.pipeline(description, device_facts(description.device))
 
     def header(self, *, config_hash: str, accel: AccelPolicy, software: Mapping[str, str]) -> None:
         """Before anything is loaded."""

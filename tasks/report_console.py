@@ -10,24 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from accel.record import RunRecord
-from pipelines.pipeline import PipelineDescription
 from pipelines.termination import Terminated
-from tasks.config import RunConfig, config_hash
 from tasks.console import RunConsole
-from tasks.environment import device_facts, software
 from tasks.stage_table import refusals
 
 
 class ReportConsole(RunConsole):
     """Like `RunConsole`, with findings that are no stage table."""
-
-    def begin(self, config: RunConfig) -> None:
-        """Before anything is loaded."""
-        self.header(config_hash=config_hash(config), accel=config.accel, software=software())
-
-    def built(self, description: PipelineDescription) -> None:
-        """Once the pipeline is there."""
-        self.pipeline(description, device_facts(description.device))
 
     @contextmanager
     def interruptible(self, *, has_results: Callable[[], bool], write: Callable[[], None]) -> Iterator[None]:

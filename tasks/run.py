@@ -115,7 +115,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
     ):
         profile = _profiles(config.task, choose_device(config.device).type)
         manifest = manifest_of(config)
-        console.header(config_hash=config_hash(config), accel=config.accel, software=software())
+        console.begin(config)
         with _opened(config, console) as (pipeline, request, choice):
             if manifest is not None:
                 manifest.capture(pipeline, config.model)
@@ -156,7 +156,7 @@ def _opened(
     """The pipeline, its request, and what `accel=auto` chose for it; closed at the end."""
     loaded, request = load(config, progress=console.progress)
     with contextlib.closing(loaded):
-        console.pipeline(loaded.description, device_facts(loaded.description.device))
+        console.built(loaded.description)
         choice = choice_for(loaded, request, config.accel, console=console)
         if choice is None:
             yield loaded, request, None

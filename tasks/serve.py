@@ -13,9 +13,8 @@ from pathlib import Path
 from pipelines.build import build
 from pipelines.flux3_action.pipeline import Flux3ActionPipeline
 from tasks.auto_choice import choice_for
-from tasks.config import RunConfig, config_hash
+from tasks.config import RunConfig
 from tasks.console import RunConsole
-from tasks.environment import device_facts, software
 from tasks.manifest_file import manifest_of
 from tasks.serving.app import make_app
 from tasks.serving.assembly import make_policy, make_service, serve_task
@@ -46,7 +45,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
         contextlib.closing(bind(task.host, task.port)) as listener,
         RunConsole(config.logger.kind) as console,
     ):
-        console.header(config_hash=config_hash(config), accel=config.accel, software=software())
+        console.begin(config)
         with opened_as_configured(config, console) as pipeline:
             policy = make_policy(config, pipeline, manifest=manifest, progress=console.progress)
             _warn_if_open(listener, token)
@@ -59,7 +58,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
 def opened_as_configured(config: RunConfig, console: RunConsole) -> Iterator[Flux3ActionPipeline]:
     """The pipeline, with what `accel=auto` chose before the first connection; closed at the end."""
     with contextlib.closing(build(config, progress=console.progress)) as loaded:
-        console.pipeline(loaded.description, device_facts(loaded.description.device))
+        console.built(loaded.description)
         choice = choice_for(loaded, loaded.request_from(config), config.accel, console=console)
         pipeline = loaded.with_policy(choice.policy) if choice else loaded
         assert isinstance(pipeline, Flux3ActionPipeline)
