@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,10 +73,10 @@ class Copies:
             groups[part.dtype].append((index, part))
         self._groups = list(groups.values())
 
-    def load(self, tensors: Sequence[Tensor]) -> None:
+    def load(self, tensors: Sequence[Tensor], *, skipped: Collection[int] = ()) -> None:
         """Copy from the tensors of the same indices; one that is the fixed tensor itself is left alone."""
         for group in self._groups:
-            pairs = [(part, self._part(tensors, index)) for index, part in group]
+            pairs = [(part, self._part(tensors, index)) for index, part in group if index not in skipped]
             _copy([(part, source) for part, source in pairs if source is not part])
 
     def store(self, tensors: Sequence[Tensor]) -> None:
@@ -128,13 +128,9 @@ class StaticInputs:
         # Ordinary tensors even in inference mode: their version counter shows writes.
         with torch.inference_mode(False), torch.no_grad():
             self.buffers = [Layout.of(tensor).empty() for tensor in tensors]
-            by_index = dict(enumerate(self.buffers))
-            self._persistent = {
-                index: (names, Copies({index: by_index.pop(index)}))
-                for index, names in (persistent or {}).items()
-            }
-            self._always = Copies(by_index)
-        self._held: dict[int, _Content | None] = {}  # of the persistent buffers
+        self._copies = Copies(dict(enumerate(self.buffers)))
+        self._persistent = persistent or {}
+        self._held: dict[int, _Content | None] = {}  # what persistent buffers were filled from
         self._exposed: set[int] = set()
 
     @property
@@ -148,13 +144,13 @@ class StaticInputs:
         """
         if self._exposed:
             tensors = self._untangled(tensors)
-        self._always.load(tensors)
-        for index, (names, copies) in self._persistent.items():
-            content = _content(tensors[index], names, tokens or {})
-            if not self._holds(index, content):
-                self._held[index] = None  # until the copy is made
-                copies.load(tensors)
-                self._held[index] = content
+        contents = {
+            index: _content(tensors[index], names, tokens or {}) for index, names in self._persistent.items()
+        }
+        held = {index: content for index, content in contents.items() if self._holds(index, content)}
+        self._held = held  # until the copies of the others are made
+        self._copies.load(tensors, skipped=held)
+        self._held = contents
 
     def expose(self, outputs: Sequence[Tensor]) -> None:
         """Callers are handed `outputs` uncopied, so that buffers may come back as arguments."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from graph_harness import Harness, X
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel.graphs import buffers
 from accel.graphs.buffers import StaticInputs
@@ -52,6 +53,16 @@ def test_a_chain_of_views_gives_what_the_plain_loop_gives() -> None:
 
 def scaled(x: Tensor, context: Tensor) -> Tensor:
     return x * context
+
+
+class Counting(TorchDispatchMode):
+    """Counts calls that copy."""
+
+    copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.copies += "copy_" in str(func)
+        return func(*args, **(kwargs or {}))
 
 
 PERSISTENT = {"persistent": ("context",)}
@@ -104,6 +115,21 @@ def test_tensors_without_a_version_need_a_token() -> None:
             assert copies_of(run) - before == copied
         assert torch.equal(run(X, X), X * X)
         assert torch.equal(run.vouched(X, context, tokens={"context": "a"}), X * context)
+
+
+def test_inputs_that_changed_are_one_launch_with_the_others_of_their_dtype() -> None:
+    tensors = [X, X * 2, X * 3, X.to(torch.int64)]
+    inputs = StaticInputs(tensors, persistent={1: ("a",), 2: ("b",)})
+
+    def launches(**tokens: int) -> int:
+        with Counting() as counting:
+            inputs.fill(tensors, tokens)
+        assert all(map(torch.equal, inputs.buffers, tensors))
+        return counting.copies
+
+    assert launches(a=1, b=1) == 2
+    assert launches(a=1, b=2) == 2
+    assert launches(a=1, b=2) == 2
 
 
 def test_a_copy_that_was_interrupted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
