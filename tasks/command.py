@@ -18,6 +18,7 @@ from pipelines.output_folder import OutputFolder
 from pipelines.termination import Terminated, ending_cleanly
 from tasks import config
 from tasks.command_line import Plan, preflight
+from tasks.heap import keep_freed_memory
 from tasks.job_record import JOB_FILE, read_record, recorded
 from tasks.result_file import RESULT_FILE
 from tasks.standard_streams import keep_standard_streams
@@ -106,6 +107,7 @@ def _run_job_of_sweep(cfg: DictConfig, folder: Path) -> None:
 
 
 def _run_task(cfg: DictConfig, folder: Path) -> None:
+    keep_freed_memory()
     chosen = config.resolve(cfg)
     task = importlib.import_module(f"tasks.{chosen.task.name}")  # loads torch, so not before the checks
     task.main(chosen, folder=folder)

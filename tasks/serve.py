@@ -20,7 +20,6 @@ from tasks.serving.app import make_app
 from tasks.serving.assembly import make_policy, make_service, serve_task
 from tasks.serving.codec import Limits
 from tasks.serving.flux3 import Flux3Policy
-from tasks.serving.heap import keep_freed_memory
 from tasks.serving.security import check_tls
 from tasks.serving.server import Server, bind
 from tasks.serving.settings import ServeTask, read_token
@@ -40,7 +39,6 @@ def main(config: RunConfig, *, folder: Path) -> None:
     if task.tls_certificate is not None and task.tls_key is not None:
         check_tls(task.tls_certificate, task.tls_key)
     manifest = manifest_of(config)
-    keep_freed_memory()
     with (
         contextlib.closing(bind(task.host, task.port)) as listener,
         RunConsole(config.logger.kind) as console,

@@ -37,6 +37,7 @@ from pipelines.flux3_action.observation_files import load_episode_frame
 from pipelines.pipeline import Pipeline
 from tasks.config import ROOT, compose
 from tasks.environment import device_facts, software
+from tasks.heap import keep_freed_memory
 from tasks.markdown_table import markdown_table
 
 RECIPES = ("base", "sd")
@@ -46,6 +47,7 @@ WARM_UPS, ROUNDS, FRAMES = 3, 12, 4
 
 
 def main(out: Path) -> None:
+    keep_freed_memory()  # as every task does
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "software": software(),

@@ -24,7 +24,7 @@ from serving_servers import child, make_policy
 
 from pipelines.build import choose_device
 from tasks.environment import device_facts, software
-from tasks.serving.heap import keep_freed_memory
+from tasks.heap import keep_freed_memory
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def main() -> None:
         "software": software(),
         "load_before": os.getloadavg()[0],
     }
-    keep_freed_memory()  # as the servers do, so that this is no part of the difference
+    keep_freed_memory()  # as every task does
     with child([]) as server:
         report["malformed"] = malformed(server, args.frames)
         report["disconnects"] = disconnects(server, args.disconnects)

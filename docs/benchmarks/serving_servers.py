@@ -31,10 +31,10 @@ from pipelines.flux3_action.observation import Observation, parse_observation
 from pipelines.flux3_action.observation_files import load_episode_frame
 from pipelines.flux3_action.synthetic import droid_config
 from tasks.config import compose
+from tasks.heap import keep_freed_memory
 from tasks.serving.app import make_app
 from tasks.serving.codec import Limits
 from tasks.serving.flux3 import Flux3Defaults, Flux3Policy
-from tasks.serving.heap import keep_freed_memory
 from tasks.serving.policy import Answer, Parameters, Policy, RegionCalls
 from tasks.serving.server import Server, bind
 from tasks.serving.service import Service

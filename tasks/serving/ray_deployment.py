@@ -19,11 +19,11 @@ from accel.errors import ConfigError
 from pipelines.build import build
 from pipelines.flux3_action.pipeline import Flux3ActionPipeline
 from tasks.config import RunConfig, compose
+from tasks.heap import keep_freed_memory
 from tasks.manifest_file import manifest_of
 from tasks.serving.app import make_app
 from tasks.serving.assembly import make_policy, make_service, serve_task
 from tasks.serving.codec import Limits
-from tasks.serving.heap import keep_freed_memory
 from tasks.serving.settings import ServeTask, read_token
 
 # Settings that Ray Serve has of its own -> where.

@@ -13,7 +13,7 @@ from tasks.config import ROOT
 PROGRAM = """
 import resource, sys
 import numpy as np
-from tasks.serving.heap import keep_freed_memory
+from tasks.heap import keep_freed_memory
 
 def request():
     frame = bytes(2_100_000)
