@@ -42,7 +42,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "Overhead is what a client waits for its answer less what the same call takes in its own process:",
         "there, too, raw arrays are checked and converted before the pipeline runs. Both take turns,",
         "A B B A, and their actions are equal bit for bit. A fair share is 8 times the p50 of a client",
-        "alone; the clients at once are processes of their own.",
+        "alone; the clients at once are processes of their own. Jitter: mean difference of neighbours.",
         "",
         f"Load average of the machine before and after: {report['load_before']:.1f} and "
         f"{report['load_after']:.1f}.",
@@ -95,14 +95,14 @@ def _fairness_rows(policy: str, fair: Mapping[str, Any]) -> dict[str, str]:
 
 def _overhead_rows(policy: str, cost: Mapping[str, Any]) -> dict[str, str]:
     return {
-        f"{policy}, in process, p50 and p99": _both(cost["in_process"]),
-        f"{policy}, served, p50 and p99": _both(cost["served"]),
+        f"{policy}, in process, p50, p99 and jitter": _times(cost["in_process"]),
+        f"{policy}, served, p50, p99 and jitter": _times(cost["served"]),
         f"{policy}, overhead, p50": f"{cost['overhead']['p50']:.2f} ms",
     }
 
 
-def _both(summary: Mapping[str, float]) -> str:
-    return f"{summary['p50']:.2f} and {summary['p99']:.2f} ms"
+def _times(summary: Mapping[str, float]) -> str:
+    return f"{summary['p50']:.2f}, {summary['p99']:.2f} and {summary['jitter']:.2f} ms"
 
 
 def main() -> None:

@@ -97,8 +97,10 @@ def timed(work: Callable[[], object], count: int = BLOCK) -> list[float]:
 
 
 def summary(values: list[float]) -> dict[str, float]:
+    """jitter: mean difference between neighbours."""
     return {
         "p50": statistics.median(values),
         "p99": float(np.percentile(values, 99)),
         "max": max(values),
+        "jitter": float(np.abs(np.diff(values)).mean()) if len(values) > 1 else 0.0,
     }
