@@ -22,6 +22,7 @@ from pipelines.flux2.prompt import PromptTokenizer
 from pipelines.flux2.request import ImageRequest
 from pipelines.flux2.text_encoder import MAX_TOKENS, PromptEncoder, causal_mask
 from pipelines.flux2.vae_latents import latents_from_tokens, tokens_from_latents
+from pipelines.host_threads import one_host_thread
 from pipelines.upload import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
@@ -87,12 +88,11 @@ class TextEncoding(Stage):
         if cached is not None:
             return cached
         tokens = self._tokenizer.encode(prompt)
-        mask = causal_mask(tokens.attention_mask)
-        embeds = self.encode(
-            upload(tokens.input_ids, self._device),
-            None if mask is None else upload(mask, self._device),
-            *self._rotary,
-        )
+        with one_host_thread():
+            mask = causal_mask(tokens.attention_mask)
+            input_ids = upload(tokens.input_ids, self._device)
+            mask = None if mask is None else upload(mask, self._device)
+        embeds = self.encode(input_ids, mask, *self._rotary)
         encoded = EncodedPrompt(embeds, tokens.truncated)
         self.cache.put(prompt, encoded, tokens=MAX_TOKENS)
         return encoded
