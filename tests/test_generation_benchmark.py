@@ -25,7 +25,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> dict[str, Any]:
-    command = ["generation.py", str(out), "--size=tiny", "--device=cpu", "--without-compile", *options]
+    command = ["generation.py", str(out), "--size=tiny", "--device=cpu", *options]
     monkeypatch.setattr("sys.argv", command)
     script.main()
     report: dict[str, Any] = json.loads((out / "generation.json").read_text())
@@ -44,17 +44,18 @@ def test_arms_are_timed_and_compared_and_a_failed_one_is_a_row(
 ) -> None:
     policy_of = script.policy_of
 
-    def failing(arm: str) -> Any:
+    def failing(arm: str, *model: str) -> Any:
         if arm == "fused":
             raise RuntimeError("no fused kernels today")
-        return policy_of(arm)
+        return policy_of(arm, *model)
 
     monkeypatch.setattr(script, "policy_of", failing)
 
-    work = run(script, monkeypatch, tmp_path, "--only", KLEIN)["works"][KLEIN]
+    arms = ["graph+fused", "fused", "graph"]
+    work = run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", *arms)["works"][KLEIN]
 
     assert "error" not in work
-    assert list(work["arms"]) == ["eager", "graph+fused", "fused", "graph"]
+    assert list(work["arms"]) == ["eager", *arms]
     assert "no fused kernels today" in work["arms"]["fused"]["error"]
     for name in ("graph+fused", "graph"):
         row = work["arms"][name]
@@ -73,6 +74,25 @@ def test_arms_are_timed_and_compared_and_a_failed_one_is_a_row(
         assert "yes, 3 outputs of 2 requests" in page_row(tmp_path, KLEIN, name)
     assert "no fused kernels today" in page_row(tmp_path, KLEIN, "fused")
     assert "denoising: eager (no_cuda)" in (tmp_path / "generation.md").read_text()
+
+
+def test_arms_of_an_earlier_call_are_kept(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", "graph")["works"][KLEIN]["arms"]
+
+    arms = run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", "fused")["works"][KLEIN]["arms"]
+
+    assert arms["graph"] == first["graph"]
+    assert not any("error" in row for row in arms.values())
+    for name in ("eager", "graph", "fused"):
+        assert page_row(tmp_path, KLEIN, name)
+
+
+def test_every_arm_means_something_for_its_model(script: ModuleType) -> None:
+    for work in script.works(size="full", ltx_steps=2).values():
+        for arm in work.arms:
+            assert script.policy_of(arm, *work.model)
 
 
 def test_what_would_begin_too_late_is_a_row_beside_what_was_measured_before(

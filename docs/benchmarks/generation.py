@@ -1,6 +1,6 @@
 """Whole requests of FLUX.2 and LTX-2 at full size: are the bits equal, and what does each policy gain?
 
-    python docs/benchmarks/generation.py OUT_FOLDER [--only WORK ...] [--without-compile] [--minutes 8]
+    python docs/benchmarks/generation.py OUT_FOLDER [--only WORK ...] [--arms ARM ...] [--minutes 8]
 
 Synthetic weights (bf16 on CUDA), one process. An arm is a pipeline of its own on the weights of eager's,
 closed before the next is made. For each timed request the two take turns (A B B A), both encode its prompts
@@ -8,8 +8,9 @@ anew, and all stage outputs are compared, down to the bit, with what eager gave 
 outputs that eager itself does not repeat are told apart. At last one request runs under the profiler.
 
 What fails becomes a row with its error, and so does what would begin too late. generation.json and
-generation.md are written after every arm. Works that the folder's generation.json has are kept if software,
-device and size are the same. Code that Triton or Inductor find on disk shortens first results.
+generation.md are written after every arm. Arms that the folder's generation.json has are kept if software,
+device and size are the same, so that several calls can share the work. Code that Triton or Inductor find on
+disk shortens first results.
 `--size tiny --device cpu` tries all of this with small requests under the same names.
 """
 
@@ -39,6 +40,7 @@ from accel.errors import SamebitError
 from accel.fusion.compare import first_mismatch
 from accel.graphs.containment import describe as describe_fault
 from accel.graphs.tree import distinct_tensors
+from accel.policy import AccelPolicy
 from pipelines.build import build, choose_device
 from tasks.arms import Arm
 from tasks.config import compose
@@ -62,7 +64,10 @@ class Report:
         self._facts = {"date": time.strftime("%Y-%m-%d"), **facts}
 
     def begin(self, name: str, work: Work) -> None:
-        self._works[name] = {"note": work.note, "arms": {}}
+        """Arms that are not to be measured anew are kept."""
+        arms = self._works.get(name, {}).get("arms", {})
+        kept = {arm: row for arm, row in arms.items() if arm not in work.arms}
+        self._works[name] = {"note": work.note, "arms": kept}
 
     def add(self, name: str, **found: Any) -> None:
         """Facts of a work."""
@@ -131,11 +136,12 @@ class MeasuredArm:
 
 
 def main() -> None:
-    known = list(works(size="full", ltx_steps=2))
+    known = works(size="full", ltx_steps=2)
+    arms = sorted({arm for work in known.values() for arm in work.arms})
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="*", default=known, choices=known, metavar="WORK")
-    parser.add_argument("--without-compile", action="store_true")
+    parser.add_argument("--only", nargs="*", default=list(known), choices=list(known), metavar="WORK")
+    parser.add_argument("--arms", nargs="*", default=arms, choices=arms, metavar="ARM", help="beside eager")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing new later than this")
     parser.add_argument("--ltx-steps", type=int, default=2, help="denoising steps of LTX-2, 2 or more")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
@@ -144,9 +150,8 @@ def main() -> None:
     device = str(choose_device(options.device))
     facts = {"software": software(), "device": device_facts(device), "size": options.size}
     report = Report(options.out, minutes=options.minutes, facts=facts)
-    left_out = {"compile"} if options.without_compile else set()
     chosen = {
-        name: replace(work, arms=tuple(arm for arm in work.arms if arm not in left_out))
+        name: replace(work, arms=tuple(arm for arm in work.arms if arm in options.arms))
         for name, work in works(size=options.size, ltx_steps=options.ltx_steps).items()
         if name in options.only
     }
@@ -200,7 +205,8 @@ def _measure(name: str, work: Work, pipeline: Arm, place: Sequence[str], report:
         try:
             report.require_time()
             report.say(f"{name}: {policy}")
-            for row in _measure_arm(policy, eager, list(zip(requests, expected, strict=True)), profiled):
+            accel = policy_of(policy, *work.model)
+            for row in _measure_arm(accel, eager, list(zip(requests, expected, strict=True)), profiled):
                 report.add_arm(name, policy, row)
         except Exception as error:
             report.say(describe(error))
@@ -214,14 +220,14 @@ def _measure(name: str, work: Work, pipeline: Arm, place: Sequence[str], report:
 
 
 def _measure_arm(
-    policy: str, eager: MeasuredArm, requests: Sequence[tuple[Any, Outputs]], profiled: Any
+    accel: AccelPolicy, eager: MeasuredArm, requests: Sequence[tuple[Any, Outputs]], profiled: Any
 ) -> Iterator[dict[str, Any]]:
     """Cold, warm, timed in turn with eager: the arm's row; profiled: the whole row.
 
     requests: with the outputs that are expected. profiled: runs before as well, so that its tables are there.
     """
     begin = time.perf_counter()
-    with closing(eager.pipeline.with_policy(policy_of(policy))) as pipeline:
+    with closing(eager.pipeline.with_policy(accel)) as pipeline:
         made_s = time.perf_counter() - begin
         arm = MeasuredArm(pipeline)
         arm.compare(*requests[0])
