@@ -112,9 +112,15 @@ def leaf_names(key: Key, prefix: str = "") -> Iterator[tuple[str, TensorKey | Co
         yield from leaf_names(child, f"{prefix}.{name}")
 
 
+@functools.cache
+def alignment(device: torch.device) -> int:
+    """Bytes at whose multiples new memory of the device starts."""
+    return _ALIGNMENT.get(device.type, _OTHER_ALIGNMENT)
+
+
 def misalignment(tensor: Tensor) -> int:
     """Bytes from the last address that new memory could start at; 0 for a single element."""
-    return 0 if tensor.numel() <= 1 else tensor.data_ptr() % _alignment(tensor.device)
+    return 0 if tensor.numel() <= 1 else tensor.data_ptr() % alignment(tensor.device)
 
 
 def distinct_tensors(value: Any) -> list[Tensor]:
@@ -137,11 +143,6 @@ def argument_name(name: str) -> str:
     """In a dict of arguments, `cond['txt']` instead of `['cond']['txt']`."""
     argument, _, rest = name.removeprefix("['").partition("']")
     return argument + rest
-
-
-@functools.cache
-def _alignment(device: torch.device) -> int:
-    return _ALIGNMENT.get(device.type, _OTHER_ALIGNMENT)
 
 
 def _collect(value: Any, found: dict[int, Tensor]) -> None:
@@ -219,7 +220,7 @@ class _Flattening:
     def __init__(self, device: torch.device) -> None:
         self.tensors: list[Tensor] = []
         self._device = device
-        self._alignment = _alignment(device)
+        self._alignment = alignment(device)
         self._alias: dict[int, int] = {}
         self._values = 0
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from accel.fusion.gate import fusion_epoch
+from accel.graphs.argument_keys import ArgumentKeys
 from accel.graphs.arguments import NamedArguments
 from accel.graphs.backend import GraphBackend, RandomState
 from accel.graphs.breaks import Break
@@ -27,9 +28,9 @@ from accel.graphs.maker import GraphMaker
 from accel.graphs.misses import MissLog
 from accel.graphs.modules import ModuleWatch
 from accel.graphs.results import Outputs
-from accel.graphs.signature import Environment, Signature, sealed_arguments
+from accel.graphs.signature import Environment, Signature
 from accel.graphs.stats import GraphStats
-from accel.graphs.tree import Key, UnsupportedValueError, argument_name, distinct_tensors, flatten
+from accel.graphs.tree import Key
 from accel.policy import StagePolicy
 from accel.record import Kind, Outcome, Reason
 
@@ -68,6 +69,7 @@ class WholeGraph:
         self._backend = backend
         self._watch = watch
         self._fused = fused
+        self._keys = ArgumentKeys(self._function, backend.device)
         self._cache = GraphCache[Entry](max_entries=policy.max_entries, on_full=policy.on_full)
         self._misses = MissLog(name)
         self._maker = GraphMaker(
@@ -142,7 +144,7 @@ class WholeGraph:
             with self._backend.exclusive() as outermost:
                 if not outermost or self._backend.is_capturing():
                     raise RunEagerError(Reason.NESTED_CAPTURE, "called inside another region")
-                return self._serve(self._function.bind(args, kwargs), sealed, tokens)
+                return self._serve(args, kwargs, sealed, tokens)
         except RunEagerError as refusal:
             outcome = refusal.outcome
         return self._run_eager(args, kwargs, outcome)
@@ -174,12 +176,9 @@ class WholeGraph:
         return self._fn(*args, **kwargs), outcome
 
     def _serve(
-        self, values: dict[str, Any], sealed: Hashable | None, tokens: Tokens | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], sealed: Hashable | None, tokens: Tokens | None
     ) -> tuple[Any, Outcome]:
-        if sealed is None:
-            arguments, tensors = self._flatten(values)
-        else:
-            arguments, tensors = sealed_arguments(sealed), distinct_tensors(values)
+        arguments, tensors = self._keys.of_call(args, kwargs, sealed)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise RunEagerError(Reason.GRAD_ENABLED, "an argument requires grad")
         if (served := self._replay_then_check(arguments, tensors, tokens)) is not None:
@@ -189,7 +188,8 @@ class WholeGraph:
         if entry is not None:
             return self._replay(entry, tensors, tokens), Outcome(Kind.REPLAYED)
         self._require_room(signature)
-        call = Call(self._function, values, *self._flatten(values))
+        values = self._function.bind(args, kwargs)
+        call = Call(self._function, values, *self._keys.of_values(values))
         entry = self._admit(signature, call)
         return self._replay(entry, call.tensors, tokens), Outcome(Kind.CAPTURED)
 
@@ -245,13 +245,6 @@ class WholeGraph:
 
     def _current_state(self) -> tuple[int, int]:
         return self._watch.epoch, fusion_epoch()
-
-    def _flatten(self, values: dict[str, Any]) -> tuple[Key, list[Tensor]]:
-        try:
-            with torch._C.DisableTorchFunction():  # else `with torch.device(...)` would see every look
-                return flatten(values, device=self._backend.device)
-        except UnsupportedValueError as error:
-            raise RunEagerError(Reason.UNSUPPORTED_INPUT, argument_name(str(error))) from None
 
     def _require_room(self, signature: Signature) -> None:
         why = self._maker.blocked.reason(signature)
