@@ -1,4 +1,4 @@
-"""Wall times of calls that take turns on one CUDA device."""
+"""Wall times of calls that take turns on one device."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], *, rounds: int, warm_ups: in
     for number in range(-warm_ups, rounds):
         draw.shuffle(order)
         for name in order:
-            torch.cuda.synchronize()
+            _wait()
             begin = time.perf_counter()
             calls[name]()
-            torch.cuda.synchronize()
+            _wait()
             if number >= 0:
                 walls[name].append((time.perf_counter() - begin) * 1e3)
     return walls
+
+
+def _wait() -> None:
+    """Until the device is idle; a CPU is, when a call returns."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
