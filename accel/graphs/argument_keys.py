@@ -15,11 +15,25 @@ from accel.graphs.signature import sealed_arguments
 from accel.graphs.tree import Key, UnsupportedValueError, alignment, argument_name, distinct_tensors, flatten
 from accel.record import Reason
 
-# Compares types, dispatch keys (layout, lazy views, quantisation), dtypes, devices, shapes and strides of
-# tensors that must all be different ones. A private part of torch; without it every call is described.
-_TensorGuards: Callable[..., Any] | None = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None
-)
+_GUARDS_OPTIONS: dict[str, Any] = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+
+
+def _proven_guards() -> Callable[..., Any] | None:
+    """Compares types, dispatch keys (layout, lazy views, quantisation), dtypes, devices, shapes and strides.
+
+    The tensors must all be different ones. A private part of torch; `None` where it is not what it was, and
+    then every call is described.
+    """
+    like, unlike = torch.empty(2, 3, device="cpu"), torch.empty(3, 2, device="cpu").t()
+    try:
+        guards: Callable[..., Any] = torch._C._dynamo.guards.TensorGuards
+        check = guards(torch.empty(2, 3, device="cpu"), **_GUARDS_OPTIONS).check
+        return guards if check(like) and not check(unlike) and not check(like.double()) else None
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+_TensorGuards = _proven_guards()
 
 
 class ArgumentKeys:
@@ -82,7 +96,7 @@ class _TensorCall:
         self._alignment = alignment
         self._offsets = self._offsets_of(args)
         assert _TensorGuards is not None
-        self._guards = _TensorGuards(*args, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        self._guards = _TensorGuards(*args, **_GUARDS_OPTIONS)
 
     def resembles(self, args: tuple[Any, ...]) -> bool:
         """Whether `args` have the same key."""

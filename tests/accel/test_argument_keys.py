@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,6 +175,21 @@ def test_without_the_private_part_of_torch_every_call_is_described(
     for _ in range(3):
         keys.of_call((torch.rand(3, 4), torch.rand(4)), {}, None)
     assert len(descriptions) == 3
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_torch_whose_private_part_changed_is_not_trusted(
+    answer: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert argument_keys._proven_guards() is not None
+
+    def guards(*tensors: Tensor, **options: Any) -> Any:
+        if answer is None:
+            raise TypeError("other arguments")
+        return SimpleNamespace(check=lambda *args: answer)
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", guards)
+    assert argument_keys._proven_guards() is None
 
 
 def test_graphs_serve_like_calls_with_their_own_values(descriptions: list[Any]) -> None:
