@@ -13,22 +13,28 @@ import torch
 _INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
+# Python 3.12 begins with a few hundred.
+_FROZEN_AT_START = gc.get_freeze_count()
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Destroying an old graph is illegal in a capture: nothing made before may be collected inside.
 
-    Frozen as well as disabled, because the region may call `gc.collect` itself. A heap that was
-    frozen before is frozen again.
+    Frozen as well as disabled, because the region may call `gc.collect` itself. What the application has
+    frozen stays so and nothing is added to it, as that would never be freed; the rest is collected first.
     """
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    was_enabled, freezes = gc.isenabled(), gc.get_freeze_count() <= _FROZEN_AT_START
     gc.disable()
-    gc.freeze()
+    if freezes:
+        gc.freeze()
+    else:
+        gc.collect()
     try:
         yield
     finally:
-        gc.unfreeze()
-        if was_frozen:
-            gc.freeze()
+        if freezes:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 
