@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -16,6 +17,8 @@ from accel.forward_hooks import FORWARD_HOOK_SLOTS, has_forward_hooks
 from accel.record import Kind, Outcome, Reason
 
 _SLOTS = ("_parameters", "_buffers", "_modules")
+# What layers of PEFT read in Python: graphs hold the values that these had.
+_ADAPTER_STATE = ("scaling", "_active_adapter", "_disable_adapters", "merged_adapters")
 
 # Compares addresses in one call; builds of torch without CUDA lack it.
 _ADDRESSES_EQUAL = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -25,7 +28,8 @@ _IS_TRAINING = operator.itemgetter("training")
 class ModuleWatch:
     """Per-call checks of a stage's modules. Each is one pass in C: there may be hundreds of modules.
 
-    epoch: grows when a parameter, buffer or submodule is replaced, added or removed, or its data moves.
+    epoch: grows when a parameter, buffer or submodule is replaced, added or removed, or its data moves, and
+    when adapters (LoRA) are scaled, chosen, switched off or merged.
     A copy into a parameter is no change: graphs read it by address. A `.data` assignment that keeps
     the address but alters shape or dtype is not seen.
     """
@@ -81,6 +85,8 @@ class ModuleWatch:
         self._empty = [slot for slot in slots if not slot]
         self._hooks = [held[slot] for held in self._dicts for slot in FORWARD_HOOK_SLOTS]
         self._expected_empty = self._empty + self._hooks
+        self._adapted = [module for module in self._names if hasattr(module, "_active_adapter")]
+        self._adapters = self._current_adapters()
         values = chain.from_iterable(slot.values() for slot in self._filled)
         weights = {id(value): value for value in values if isinstance(value, Tensor)}
         self._weight_ids = weights.keys()
@@ -92,7 +98,12 @@ class ModuleWatch:
     def _changed(self, roots: list[nn.Module], hooked_or_filled: bool) -> bool:
         if not _same([roots, self._filled], [self._roots, self._as_scanned]):
             return True
+        if self._adapted and not _same(self._current_adapters(), self._adapters):
+            return True
         return hooked_or_filled and any(self._empty)
+
+    def _current_adapters(self) -> list[Any]:
+        return [copy.copy(getattr(layer, name, None)) for layer in self._adapted for name in _ADAPTER_STATE]
 
     def _current_addresses(self) -> list[int]:
         with torch._C.DisableTorchFunction():  # else `with torch.device(...)` would see every call
