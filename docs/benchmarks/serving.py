@@ -1,10 +1,10 @@
 """The policy server under nonsense, bad clients and load: does it hold, and what does it cost?
 
-    python docs/benchmarks/serving.py OUT_FOLDER [--frames 100000] [--requests 10000] [OVERRIDES...]
+    python docs/benchmarks/serving.py OUT_FOLDER [--only protocols|flux3] [--frames 100000] [OVERRIDES...]
 
 Two servers in processes of their own, on loopback: one whose policy does nothing but check the observation,
 for the protocols, and FLUX 3 Action as the overrides compose it (default: accel=graph+fused), for the cost
-beside real inference. Writes serving.json and serving.md.
+beside real inference. Writes serving.json and serving.md after every part.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from serving_load import HALF_OPEN, SLOW_READERS, bad_neighbours, disconnects, fairness, growth, malformed
 from serving_overhead import overhead, split
@@ -55,6 +55,18 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _rows(report: Mapping[str, Any]) -> dict[str, str]:
+    """Of the parts that were measured."""
+    protocols = _protocol_rows(report) if "split" in report else {}
+    model = (
+        _overhead_rows("FLUX 3 Action", report["flux3"])
+        | _fairness_rows("FLUX 3 Action", report["flux3_fairness"])
+        if "flux3_fairness" in report
+        else {}
+    )
+    return protocols | model
+
+
+def _protocol_rows(report: Mapping[str, Any]) -> dict[str, str]:
     bad, gone, neighbours = report["malformed"], report["disconnects"], report["bad_neighbours"]
     memory, parts = report["growth"], report["split"]
     return {
@@ -69,14 +81,12 @@ def _rows(report: Mapping[str, Any]) -> dict[str, str]:
         ),
         "silent sockets are closed after": f"{neighbours['silent_closed_after_s']:.1f} s",
         **_fairness_rows("policy that only checks", report["fairness"]),
-        **_fairness_rows("FLUX 3 Action", report["flux3_fairness"]),
         **_overhead_rows("policy that only checks", report["overhead"]),
         "of which packing by this client, and by openpi-client": (
             f"{parts['packing']['p50']:.2f}, and {parts['packing_openpi']['p50']:.2f} ms"
         ),
         "of which loopback and WebSocket alone": f"{parts['network']['p50']:.2f} ms",
         "of which decoding": f"{parts['decoding']['p50']:.2f} ms",
-        **_overhead_rows("FLUX 3 Action", report["flux3"]),
     }
 
 
@@ -113,6 +123,7 @@ def main() -> None:
     parser.add_argument("--disconnects", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each fairness test")
     parser.add_argument("--inferences", type=int, default=200, help="of FLUX 3 Action")
+    parser.add_argument("--only", choices=list(PARTS), help="one of the two servers")
     args, overrides = parser.parse_known_args()
     overrides = overrides or ["accel=graph+fused"]
     report: dict[str, Any] = {
@@ -120,28 +131,44 @@ def main() -> None:
         "command": " ".join(["python docs/benchmarks/serving.py OUT_FOLDER", *sys.argv[2:]]),
         "overrides": overrides,
         "software": software(),
+        "device": device_facts(str(choose_device("auto"))),
         "load_before": os.getloadavg()[0],
     }
     keep_freed_memory()  # as every task does
+    args.out.mkdir(parents=True, exist_ok=True)
+    for part in [args.only] if args.only else PARTS:
+        for name, measured in PARTS[part](args, overrides):
+            print(f"{name}: measured", flush=True)
+            report[name] = measured
+            report["load_after"] = os.getloadavg()[0]
+            (args.out / "serving.json").write_text(json.dumps(report, indent=1))
+            (args.out / "serving.md").write_text(markdown(report))
+    print(markdown(report))
+
+
+Measured: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
+
+
+def _protocols(args: argparse.Namespace, overrides: list[str]) -> Measured:
     with child([]) as server:
-        report["malformed"] = malformed(server, args.frames)
-        report["disconnects"] = disconnects(server, args.disconnects)
-        report["bad_neighbours"] = bad_neighbours(server)
-        report["growth"] = growth(server, args.requests)
-        report["fairness"] = fairness(server, args.seconds)
-        report["overhead"] = overhead(server, make_policy([]), args.requests // 5)
-        report["split"] = split(server, args.requests // 5)
+        yield "malformed", malformed(server, args.frames)
+        yield "disconnects", disconnects(server, args.disconnects)
+        yield "bad_neighbours", bad_neighbours(server)
+        yield "growth", growth(server, args.requests)
+        yield "fairness", fairness(server, args.seconds)
+        yield "overhead", overhead(server, make_policy([]), args.requests // 5)
+        yield "split", split(server, args.requests // 5)
+
+
+def _flux3(args: argparse.Namespace, overrides: list[str]) -> Measured:
     with child(overrides) as server:
         policy = make_policy(overrides)
         policy.warm_up()
-        report["flux3"] = overhead(server, policy, args.inferences)
-        report["flux3_fairness"] = fairness(server, args.seconds)
-    report["load_after"] = os.getloadavg()[0]
-    report["device"] = device_facts(str(choose_device("auto")))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "serving.json").write_text(json.dumps(report, indent=1))
-    (args.out / "serving.md").write_text(markdown(report))
-    print(markdown(report))
+        yield "flux3", overhead(server, policy, args.inferences)
+        yield "flux3_fairness", fairness(server, args.seconds)
+
+
+PARTS = {"protocols": _protocols, "flux3": _flux3}
 
 
 if __name__ == "__main__":
