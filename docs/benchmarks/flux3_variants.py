@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from policies import policy_of
 from products_alone import products_alone
-from timing import in_turn
+from timing import captured, in_turn
 
 from accel.fusion.compare import first_mismatch
 from accel.graphs.tree import distinct_tensors
@@ -76,7 +76,7 @@ def _measure(variant: str) -> dict[str, Any]:
     expected = [eager.run(request) for request in requests]
     results = {name: [arm.run(request) for request in requests] for name, arm in arms.items()}
     calls = {name: _serving(arm, requests) for name, arm in arms.items()}
-    calls["products"] = _captured(eager, requests[0])
+    calls["products"] = _products(eager, requests[0])
     print(f"{variant}: ready after {time.perf_counter() - started:.1f} s", flush=True)
     walls = in_turn(calls, rounds=ROUNDS, warm_ups=WARM_UPS)
     violations = arms["graph+fused"].strict_violations()
@@ -118,19 +118,11 @@ def _request(pipeline: Pipeline[Any, Any], frame: int) -> Any:
     return config.request(parse_observation(raw, config.config), seed=frame)
 
 
-def _captured(pipeline: Pipeline[Any, Any], request: Any) -> Callable[[], None]:
+def _products(pipeline: Pipeline[Any, Any], request: Any) -> Callable[[], None]:
     modules = [module for stage in pipeline.stages for module in stage.modules().values()]
     weights = [weight for module in modules for weight in module.parameters()]
     with torch.inference_mode():
-        products = products_alone(lambda: pipeline.run(request), weights)
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            products()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            products()
-    return graph.replay
+        return captured(products_alone(lambda: pipeline.run(request), weights)).replay
 
 
 def markdown(report: dict[str, Any]) -> str:

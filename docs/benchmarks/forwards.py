@@ -30,12 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from forwards_tables import markdown
 from forwards_works import WORKS, Work
 from products_alone import products_alone
-from timing import in_turn
+from timing import captured, in_turn
 
 from accel.fusion.mounting import Mount, mount
 from accel.graphs.tree import distinct_tensors
 from accel.measure.activity import observe
 from accel.measure.profile import profile_call
+from accel.measure.timing import percentile
 from accel.measure.traffic import fused_kernel_names
 from accel.region import region
 from accel.runner import Runner
@@ -138,11 +139,11 @@ def _measure(work: Work, device: torch.device, *, compiled: bool) -> dict[str, A
         value = distinct_tensors(arms[name]())
         row["arms"][name]["replay_equal"] = _equal(value, expected)
     floor = products_alone(lambda: work.ours(*work.our_inputs), work.transformer.parameters())
-    arms["matmul + attention"] = _captured(floor)
+    arms["matmul + attention"] = captured(floor).replay
     row["arms"]["matmul + attention"] = {}
     for name, walls in in_turn(arms, rounds=CALLS, warm_ups=WARM_UPS).items():
         row["arms"][name]["ms"] = statistics.median(walls)
-        row["arms"][name]["p95_ms"] = sorted(walls)[int(0.95 * (len(walls) - 1))]
+        row["arms"][name]["p95_ms"] = percentile(walls, 95)
         row["arms"][name]["sustained_ms"] = _sustained(arms[name])
     for name, runner in runners.items():
         activity = profile_call(arms[name], device=device)
@@ -168,7 +169,7 @@ def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> tuple[dict[str
     value = distinct_tensors(call())
     torch.cuda.synchronize()
     cold = time.perf_counter() - begin
-    graph = _captured(call)
+    graph = captured(call).replay
     walls = in_turn({"eager": eager, "compile": call}, rounds=CALLS, warm_ups=WARM_UPS)
     for module in work.transformer.modules():
         module._compiled_call_impl = None  # blocks compiled in place
@@ -182,20 +183,6 @@ def _compiled(work: Work, eager: Call, expected: list[Tensor]) -> tuple[dict[str
         "ms": {name: statistics.median(each) for name, each in walls.items()},
     }
     return row, graph
-
-
-def _captured(call: Call) -> Call:
-    """A graph of the call written by hand."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def _sustained(call: Call) -> float:

@@ -24,6 +24,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from timing import captured
+
 from accel.graphs.buffers import clone_layout
 from accel.graphs.tree import distinct_tensors, map_tensors
 from accel.loops import BoundLoop, OnStep, iterate
@@ -113,15 +115,8 @@ def _graph_by_hand(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
     buffers = [clone_layout(tensor) for tensor in given]
     fixed = dict(zip(map(id, given), buffers, strict=True))
     static = map_tensors(args, lambda tensor: fixed[id(tensor)])
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            fn(*static)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = distinct_tensors(fn(*static))
+    graph = captured(lambda: fn(*static))
+    outputs = distinct_tensors(graph.value)
 
     def run() -> list[Tensor]:
         for buffer, argument in zip(buffers, given, strict=True):

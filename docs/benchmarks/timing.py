@@ -1,10 +1,11 @@
-"""Wall times of calls that take turns on one device."""
+"""Graphs written by hand, and wall times of calls that take turns on one device."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,32 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], *, rounds: int, warm_ups: in
             if number >= 0:
                 walls[name].append((time.perf_counter() - begin) * 1e3)
     return walls
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph written by hand. call: kept, as the graph reads its memory. value: what it returned."""
+
+    call: Callable[[], Any]
+    graph: torch.cuda.CUDAGraph
+    value: Any
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def captured(call: Callable[[], Any]) -> Captured:
+    """A graph of the call, after two runs on a side stream."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = call()
+    return Captured(call, graph, value)
 
 
 def _wait() -> None:
