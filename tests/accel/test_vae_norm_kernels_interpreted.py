@@ -4,6 +4,8 @@ CPU eager rounds elsewhere: group norm keeps its statistics in fp32, and a sum w
 number to bf16 first.
 """
 
+from importlib.metadata import version
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,12 @@ from accel.fusion import references
 from accel.fusion.compare import first_mismatch
 from accel.fusion.stress import stress_calls
 
+# The interpreter of triton 3.6 turns a run-time bound of a loop into a number as numpy 2.4 forbids.
+LOOPS_FAIL = version("triton").startswith("3.6") and tuple(map(int, version("numpy").split(".")[:2])) >= (
+    2,
+    4,
+)
+needs_loops = pytest.mark.skipif(LOOPS_FAIL, reason="triton's interpreter does not go with this numpy")
 CHANNELS_LAST = torch.channels_last_3d
 EXACT_EPS = 2.0**-27  # a bf16 number near the 1e-8 of the models, which CPU eager need not round
 
@@ -66,6 +74,7 @@ def assert_group_norms(kernel, *args):
     assert mismatch is None, str(mismatch)
 
 
+@needs_loops
 @pytest.mark.parametrize(
     ("shape", "groups"),
     [((2, 2, 16, 32), 1), ((1, 4, 23, 31), 2), ((1, 2, 91, 97), 1)],
@@ -77,6 +86,7 @@ def test_group_norm_silu_adds_up_as_aten_does(kernels, shape, groups):
     assert_group_norms(kernels["group_norm_silu"], x, groups, weight, bias, 1e-6)
 
 
+@needs_loops
 def test_group_norm_silu_is_near_cpu_eager(kernels):
     x, weight, bias = (
         torch.randn(1, 4, 23, 31).bfloat16(),
@@ -88,6 +98,7 @@ def test_group_norm_silu_is_near_cpu_eager(kernels):
     torch.testing.assert_close(actual.float(), expected, rtol=2**-6, atol=2**-7)
 
 
+@needs_loops
 def test_group_norm_silu_on_stress_vectors(kernels):
     """Its stress piece has one pattern in each group: three calls show four groups all twelve."""
     kernel = kernels["group_norm_silu"]
