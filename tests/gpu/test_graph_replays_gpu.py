@@ -9,6 +9,7 @@ import torch
 from gpu_graph_harness import Harness, allocator_noise, clean_cuda
 from torch import Tensor, nn
 
+from accel.graphs import argument_keys
 from accel.measure.profile import profile_call
 from accel.record import Kind
 
@@ -19,6 +20,25 @@ pytestmark = pytest.mark.gpu
 def no_grad_on_cuda() -> Iterator[None]:
     with clean_cuda():
         yield
+
+
+def test_a_like_call_is_not_described_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Tensor, a: Tensor) -> Tensor:
+        return x @ a
+
+    run = Harness(f)
+    shapes = ((64, 32), (128, 32))
+    for rows, width in shapes:
+        run(torch.randn(rows, width), torch.randn(width, 16))
+    monkeypatch.setattr(argument_keys, "flatten", None)
+    for rows, width in shapes * 3:
+        x, a = torch.randn(rows, width), torch.randn(width, 16)
+        assert torch.equal(run(x, a), f(x, a))
+        assert run.last.kind is Kind.REPLAYED
+    monkeypatch.undo()
+    x, a = torch.randn(64 * 32 + 1)[1:].view(64, 32), torch.randn(32, 16)  # another alignment
+    assert torch.equal(run(x, a), f(x, a))
+    assert run.last.kind is Kind.CAPTURED
 
 
 def test_destroying_one_graph_leaves_the_others_right() -> None:
