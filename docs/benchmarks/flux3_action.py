@@ -163,7 +163,7 @@ def _joint_pass(
     )
     with torch.inference_mode(), fusion_scope(fused, lambda outcome: None):
         table = denoising.steps(request)[0].table
-        streams = denoising.embed(*denoising.noise(0), conditioning, table)
+        streams = denoising.streams(denoising.start(request, table).targets, conditioning)
 
         def run() -> Any:
             return denoising.joint_pass(conditioning.text, streams, table)

@@ -15,19 +15,20 @@ from torch import Tensor
 
 from accel.fusion.savings import takes
 from accel.loops import iterate
-from accel.region import loop_body
+from accel.region import loop_body, region
 from pipelines.flux3_action.policy_config import LATENT_CHANNELS
 from pipelines.flux3_action.position_ids import pack_actions, pack_latents
 from pipelines.flux3_action.request import ActionRequest
-from pipelines.flux3_action.stages import TextTokens, TransformerStage
+from pipelines.flux3_action.stages import FusionEpoch, TextTokens, TransformerStage
 from pipelines.flux3_action.tables import (
     VIDEO,
     VIDEO_COND,
     DenoisingStep,
     StepTable,
+    Targets,
     denoising_steps,
 )
-from pipelines.flux3_action.transformer import TEXT, concat_modulations
+from pipelines.flux3_action.transformer import TEXT, Modulation, concat_modulations
 from pipelines.host_threads import one_host_thread
 from pipelines.progress import Progress
 from pipelines.upload import upload
@@ -64,6 +65,14 @@ class LastStep(DenoisingStep):
     """
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a seed decides alone. sample: the noise. targets: after the mode blocks of the first step."""
+
+    sample: Sample
+    targets: Targets
+
+
 class Denoising(TransformerStage):
     """Noise -> video latents (thrown away) and action targets, by flow matching."""
 
@@ -82,10 +91,13 @@ class Denoising(TransformerStage):
     )
     # Plans kept: (sampler, steps, shift) choices are few, but a client may sweep them.
     max_plans: ClassVar[int] = 8
+    # Starts kept, of 18 MB each in DROID shapes: a robot's requests have one seed as a rule.
+    max_starts: ClassVar[int] = 4
 
     def forget(self) -> None:
         super().forget()
         self._plans.clear()
+        self._starts.clear()
 
     def run(self, state: State) -> None:
         request: ActionRequest = state["request"]
@@ -94,10 +106,12 @@ class Denoising(TransformerStage):
             state["text"], state["null_text"], state["video_cond"], state["state_cond"]
         )
         progress.start("denoising", request.steps)
+        first, *others = self.steps(request)
+        start = self.start(request, first.table)
         sample = iterate(
             self.advance,
-            Sample(*self.noise(request.seed)),
-            self.steps(request),
+            start.sample,
+            (replace(first, targets=start.targets), *others),
             conditioning,
             on_step=lambda: progress.advance("denoising"),
             guidance=(request.guidance_video, request.guidance_action),
@@ -105,6 +119,30 @@ class Denoising(TransformerStage):
         progress.finish("denoising")
         state["video_tokens"] = sample.video
         state["action_tokens"] = sample.action
+
+    def start(self, request: ActionRequest, table: StepTable) -> Start:
+        """Of the request's seed; kept, so not to be written to. table: of its first step.
+
+        The mode blocks of the target streams see neither observation nor caption (spec section 13).
+        """
+        if self._fusion_epoch.moved():
+            self._starts.clear()
+        key = (request.seed, request.sampler, request.steps, request.shift)
+        start = self._starts.pop(key, None)
+        if start is None:
+            noise = self.noise(request.seed)
+            start = Start(Sample(*noise), self.embed_targets(*noise, table.video.early, table.action.early))
+        self._starts[key] = start
+        if len(self._starts) > self.max_starts:
+            self._starts.pop(next(iter(self._starts)))
+        return start
+
+    @region
+    def embed_targets(
+        self, video: Tensor, action: Tensor, video_early: Modulation, action_early: Modulation
+    ) -> Targets:
+        """fp32 samples -> hidden tokens, both passes' input."""
+        return self._targets(video, action, video_early, action_early)
 
     def noise(self, seed: int) -> tuple[Tensor, Tensor]:
         """Draw on one CPU generator, video first (spec section 9): fp32 (1, V, 96) and (1, K, A)."""
@@ -140,6 +178,15 @@ class Denoising(TransformerStage):
     def _plans(self) -> dict[tuple[str, int, float, bool], tuple[DenoisingStep, ...]]:
         return {}
 
+    @cached_property
+    def _starts(self) -> dict[tuple[int, str, int, float], Start]:
+        """Least recently used first."""
+        return {}
+
+    @cached_property
+    def _fusion_epoch(self) -> FusionEpoch:
+        return FusionEpoch()
+
     @loop_body("whole")
     def advance(
         self,
@@ -152,7 +199,7 @@ class Denoising(TransformerStage):
         """One step of both streams. guidance: scales of video and action."""
         if shared.null_text is not None and self._skips_null_text(step, guidance[1]):
             shared = replace(shared, null_text=None)
-        video, action = self.velocity(carry.video, carry.action, shared, step.table, guidance=guidance)
+        video, action = self.velocity(carry, shared, step, guidance=guidance)
         next_video, video_history = step.solver(carry.video, video, carry.video_history)
         next_action, action_history = step.solver(carry.action, action, carry.action_history)
         return Sample(next_video, next_action, video_history, action_history)
@@ -165,15 +212,18 @@ class Denoising(TransformerStage):
 
     def velocity(
         self,
-        video: Tensor,
-        action: Tensor,
+        sample: Sample,
         conditioning: Conditioning,
-        table: StepTable,
+        step: DenoisingStep,
         *,
         guidance: tuple[float, float],
     ) -> tuple[Tensor, Tensor]:
-        """One network evaluation with guidance: fp32 velocities shaped like `video` and `action`."""
-        streams = self.embed(video, action, conditioning, table)
+        """One network evaluation with guidance: fp32 velocities of video and action, shaped like them."""
+        table = step.table
+        targets = step.targets or self._targets(
+            sample.video, sample.action, table.video.early, table.action.early
+        )
+        streams = self.streams(targets, conditioning)
         text, null_text = conditioning.text, conditioning.null_text
         if null_text is None:
             video_velocity, action_velocity = self.joint_pass(text, streams, table)
@@ -184,19 +234,18 @@ class Denoising(TransformerStage):
             combine(unconditional[1], conditional[1], guidance[1]).float(),
         )
 
-    def embed(
-        self, video: Tensor, action: Tensor, conditioning: Conditioning, table: StepTable
-    ) -> list[Tensor]:
-        """Hidden tokens (1, *, D) of the four streams in stream order, both passes' input."""
-        transformer, tables = self._transformer, self._tables
-        return [
-            transformer.embed_stream(VIDEO, video.to(self._dtype), table.video.early, tables.rope(VIDEO)),
-            conditioning.video_cond,
-            transformer.embed_stream(
-                tables.action, action.to(self._dtype), table.action.early, tables.rope(tables.action)
-            ),
-            conditioning.state_cond,
-        ]
+    def streams(self, targets: Targets, conditioning: Conditioning) -> list[Tensor]:
+        """Hidden tokens (1, *, D) of the four streams in stream order."""
+        return [targets.video, conditioning.video_cond, targets.action, conditioning.state_cond]
+
+    def _targets(
+        self, video: Tensor, action: Tensor, video_early: Modulation, action_early: Modulation
+    ) -> Targets:
+        embed, tables = self._transformer.embed_stream, self._tables
+        return Targets(
+            embed(VIDEO, video.to(self._dtype), video_early, tables.rope(VIDEO)),
+            embed(tables.action, action.to(self._dtype), action_early, tables.rope(tables.action)),
+        )
 
     def guided_passes(
         self, text: TextTokens, null_text: TextTokens, streams: list[Tensor], table: StepTable

@@ -56,6 +56,18 @@ class EncodedCaption:
     truncated: bool
 
 
+class FusionEpoch:
+    """Tells when a fused kernel was switched off, which may have made what a stage keeps between requests."""
+
+    def __init__(self) -> None:
+        self._seen = fusion_epoch()
+
+    def moved(self) -> bool:
+        """Since the last call."""
+        before, self._seen = self._seen, fusion_epoch()
+        return before != self._seen
+
+
 class TextEncoding(Stage):
     """Prompt and, with guidance, the empty caption -> joint-ready text tokens. Cached per caption."""
 
@@ -86,7 +98,7 @@ class TextEncoding(Stage):
         self._prepare = lru_cache(maxsize=8)(partial(encoder.prepare, device=device))
         self._rope = lru_cache(maxsize=8)(tables.text_rope)
         self.cache: CaptionCache[EncodedCaption] = CaptionCache(token_budget=cache_tokens)
-        self._fusion_epoch = fusion_epoch()
+        self._fusion_epoch = FusionEpoch()
 
     def modules(self) -> Mapping[str, nn.Module]:
         return {
@@ -97,7 +109,8 @@ class TextEncoding(Stage):
 
     def run(self, state: State) -> None:
         request: ActionRequest = state["request"]
-        self._drop_distrusted()
+        if self._fusion_epoch.moved():
+            self.cache.clear()
         prompt = self._caption(request.observation.prompt)
         if prompt.truncated:
             _log.warning(TRUNCATED)
@@ -108,12 +121,6 @@ class TextEncoding(Stage):
     def forget(self) -> None:
         self.cache.clear()
         self._tables.refresh(self._transformer)
-
-    def _drop_distrusted(self) -> None:
-        """A fused kernel that was switched off may have made the captions of before."""
-        if self._fusion_epoch != fusion_epoch():
-            self._fusion_epoch = fusion_epoch()
-            self.cache.clear()
 
     def _caption(self, caption: str) -> EncodedCaption:
         cached = self.cache.get(caption)

@@ -106,11 +106,20 @@ class StepTable:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """Both target streams after their mode blocks. video: (1, V, D). action: (1, K, D)."""
+
+    video: Tensor
+    action: Tensor
+
+
+@dataclass(frozen=True)
 class DenoisingStep:
-    """The inputs of one denoising step."""
+    """The inputs of one denoising step. targets: of the first one, where they are known before."""
 
     table: StepTable
     solver: SolverStep
+    targets: Targets | None = None
 
 
 def denoising_steps(

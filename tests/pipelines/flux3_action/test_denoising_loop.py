@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+import accel.fusion.gate
 from accel.fusion.compare import first_mismatch
 from accel.graphs.recording import RecordingBackend
 from accel.policy import AccelPolicy, Loop
@@ -153,16 +155,70 @@ def test_requests_in_any_order_get_the_bits_of_the_plain_loop(
 def test_a_warm_request_is_replays_alone(
     transformer: ActionTransformer, policy: AccelPolicy, mode: Loop, calls: int
 ) -> None:
-    """With the released four steps; by default they are one graph."""
+    """With the released four steps, which by default are one graph; a new seed is one more."""
     stage = denoising(transformer)
     runner = runner_of(stage, replace(policy, loop=mode))
     stage.run(state_of(stage, seed=0))
-    runner.new_record()
-    record, progress = runner.record, CountingProgress()
-    stage.run(state_of(stage, seed=1, progress=progress))
-    outcomes = record.stage("denoising").outcomes
-    assert {outcome.kind: n for outcome, n in outcomes.items()} == {Kind.REPLAYED: calls}
-    assert progress.advanced == 4
+    for new_seed in (1, 0):
+        runner.new_record()
+        record, progress = runner.record, CountingProgress()
+        stage.run(state_of(stage, seed=1, progress=progress))
+        outcomes = record.stage("denoising").outcomes
+        assert {outcome.kind: n for outcome, n in outcomes.items()} == {Kind.REPLAYED: calls + new_seed}
+        assert progress.advanced == 4
+
+
+@torch.no_grad()
+def test_what_a_seed_decides_is_computed_once(
+    transformer: ActionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, embedded = denoising(transformer), []
+    embed = transformer.embed_stream
+
+    def counting(stream: str, *args: Any) -> Tensor:
+        embedded.append(stream)
+        return embed(stream, *args)
+
+    monkeypatch.setattr(transformer, "embed_stream", counting)
+
+    def results(times: int, **request: Any) -> list[Tensor]:
+        """Those of the stage, equal to those of one that keeps nothing. times: that the first step embeds."""
+        embedded.clear()
+        state = state_of(stage, **request)
+        stage.run(state)
+        assert embedded == ["video", CONFIG.action_stream] * (times + request["steps"] - 1)
+        expected = state_of(stage, **request)
+        denoising(transformer).run(expected)
+        for name in ("video_tokens", "action_tokens"):
+            assert torch.equal(state[name], expected[name])
+        return [state["video_tokens"], state["action_tokens"]]
+
+    one = dict(seed=0, steps=1)
+    first = results(1, **one)
+    for tensor in first:
+        tensor.zero_()  # results are the caller's
+    results(0, **one)
+    results(0, **one, length=160, guidance_video=1.0)
+    results(1, seed=0, steps=2)
+    results(1, seed=0, steps=2, shift=3.0)
+    results(1, seed=0, steps=1, sampler="euler")
+    for seed in range(1, 1 + stage.max_starts):
+        results(1, seed=seed, steps=1)
+    results(1, **one)  # kept no more
+    stage.forget()
+    results(1, **one)
+
+
+@torch.no_grad()
+def test_what_a_kernel_made_that_was_switched_off_since_is_computed_anew(
+    transformer: ActionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, state = denoising(transformer), state_of(denoising(transformer), seed=0)
+    table = stage.steps(state["request"])[0].table
+    start = stage.start(state["request"], table)
+    assert stage.start(state["request"], table) is start
+    monkeypatch.setattr(accel.fusion.gate, "_epoch", SimpleNamespace(value=1 << 20))
+    assert stage.start(state["request"], table) is not start
 
 
 @torch.no_grad()
@@ -172,4 +228,4 @@ def test_another_shift_needs_no_other_graph(transformer: ActionTransformer, poli
     runner = runner_of(stage, replace(policy, loop="whole"))
     for shift in (5.0, 3.0, 2.0):
         stage.run(state_of(stage, seed=0, shift=shift))
-    assert runner.record.stage("denoising").entries == 1
+    assert runner.record.stage("denoising").entries == 2  # the start's and the loop's
