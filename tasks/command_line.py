@@ -75,6 +75,8 @@ def preflight(
         extra_dir=Path(args.config_dir) if args.config_dir else None,
     )
     texts = [_safe_folder(text) for text in written_out(args.overrides)]
+    if args.multirun:
+        texts = _settled(composer, texts)
     sampled = args.multirun and _is_sampled(composer, texts)
     split = _split(composer, texts, sweep=args.multirun, sampled=sampled)
     jobs = [composer.compose(job) for job in split]
@@ -133,6 +135,26 @@ def _is_sampled(composer: Composer, texts: list[str]) -> bool:
     return not target.endswith(f".{BasicSweeper.__name__}")
 
 
+def _settled(composer: Composer, texts: list[str]) -> list[str]:
+    """The overrides of a sweep, each with a value at least, whose order Hydra will find again."""
+    try:
+        return [_in_one_order(override) for override in composer.parse(texts)]
+    except (HydraException, ValueError) as error:  # of intervals, and of ranges whose steps are 0
+        raise ConfigError(f"this sweep can't be listed: {error}") from error
+
+
+def _in_one_order(override: Override) -> str:
+    text = str(override.input_line)
+    if not override.is_sweep_override():
+        return text
+    values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"'{text}' names no value, so that the sweep has no job.")
+    # Hydra would shuffle once more, and number the jobs otherwise.
+    shuffled = getattr(override.value(), "shuffle", False)
+    return f"{override.get_key_element()}={','.join(values)}" if shuffled else text
+
+
 def _split(composer: Composer, texts: list[str], *, sweep: bool, sampled: bool) -> list[list[str]]:
     """The overrides of each job, in the order in which Hydra numbers them.
 
@@ -140,12 +162,9 @@ def _split(composer: Composer, texts: list[str], *, sweep: bool, sampled: bool) 
     """
     if not sweep:
         return [texts]
-    try:
-        if not sampled:
-            return _listed(composer.parse(texts))
-        values = [_listed([override]) for override in composer.parse(texts)]
-    except HydraException as error:
-        raise ConfigError(f"this sweep can't be listed: {error}") from error
+    if not sampled:
+        return _listed(composer.parse(texts))
+    values = [_listed([override]) for override in composer.parse(texts)]
     longest = max(map(len, values), default=1)
     return [[value[min(n, len(value) - 1)][0] for value in values] for n in range(longest)]
 

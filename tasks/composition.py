@@ -124,7 +124,9 @@ class Composer:
         if value.startswith("~/") and "," not in value:
             text = f"{key}={quoted(value)}"  # a path in the home folder, which Hydra can't read bare
         try:
-            return parser.parse_override(text)
+            override = parser.parse_override(text)
+            override.config_loader = self._loader  # which knows the options that glob(...) chooses from
+            return override
         except HydraException as error:
             if not equals:
                 raise ConfigError(f"'{text}' is not an override. Write key=value or group=option.") from error

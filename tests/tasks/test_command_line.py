@@ -207,6 +207,38 @@ def test_a_sweep_lists_its_jobs_in_order() -> None:
     assert [job.folder.name for job in jobs] == ["0", "1", "2", "3"]
 
 
+def test_a_sweep_over_a_pattern_has_the_options_that_match() -> None:
+    jobs = plan("-m", "accel=glob([graph*,eager],exclude=*fused)").jobs
+    assert [job.overrides for job in jobs] == [("accel=eager",), ("accel=graph",)]
+
+
+def test_a_shuffled_sweep_has_one_order() -> None:
+    shuffled = plan("-m", "seed=shuffle(range(0,9))", "prompt=shuffle('a, b',c)")
+    ordered = {job.overrides[0]: None for job in shuffled.jobs}
+    assert sorted(ordered) == [f"seed={number}" for number in range(9)]
+    seeds = ",".join(text.removeprefix("seed=") for text in ordered)
+    assert shuffled.argv[1] == f"seed={seeds}"
+    prompts = [job.overrides[1].removeprefix("prompt=") for job in shuffled.jobs[:2]]
+    assert shuffled.argv[2] == f"prompt={','.join(prompts)}"
+    assert {settings.prompt for settings in shuffled.configs} == {"a, b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("seed=range(3,1)", "'seed=range(3,1)' names no value"),
+        ("accel=glob(x*)", "'accel=glob(x*)' names no value"),
+        ("seed=range(1,3,0)", "this sweep can't be listed"),
+        ("seed=interval(1,3)", "this sweep can't be listed"),
+    ],
+)
+@pytest.mark.parametrize("sweeper", ["basic", "optuna"])
+def test_a_sweep_without_a_job_is_refused(argument: str, words: str, sweeper: str) -> None:
+    if sweeper == "optuna":
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    assert words in refusal("-m", argument, f"hydra/sweeper={sweeper}")
+
+
 def test_a_folder_with_a_result_is_never_used_again(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
     assert "already holds a result.json" in refusal(f"output.dir='{tmp_path}'")
