@@ -23,13 +23,21 @@ class Blame:
 
     reproduced: whether the same policy differed again, from a fresh start.
     tried: everything that was switched off, alone. culprits: those of them that mended the result.
+    ended_by: the error that cut the search short; empty if none did.
     """
 
     reproduced: bool
     tried: tuple[str, ...]
     culprits: tuple[str, ...]
+    ended_by: str = ""
 
     def __str__(self) -> str:
+        return f"{self._found}; the search ended early: {self.ended_by}" if self.ended_by else self._found
+
+    @property
+    def _found(self) -> str:
+        if not self.reproduced and self.ended_by:
+            return "nobody"
         if not self.reproduced:
             return "the difference did not come back when the same requests were run again"
         if self.culprits:
@@ -60,22 +68,28 @@ def find_culprits(
     """Run `rounds`, whose last result differed, once for every part that was active.
 
     record: of the stage whose output differed first, under `policy`. Only the last results are compared.
+    An error ends the search, not the task.
     """
     suspects = suspects_of(policy, record)
     progress.start("blame", 1 + len(suspects))
-    reproduced = _differs(eager, policy, rounds)
-    progress.advance("blame")
+    reproduced, ended_by = False, ""
     tried: list[str] = []
     culprits: list[str] = []
-    for suspect in suspects if reproduced else ():
-        # A group is of interest where none of its members is at fault alone.
-        if not (suspect.is_group and culprits):
-            tried.append(suspect.name)
-            if not _differs(eager, suspect.policy, rounds):
-                culprits.append(suspect.name)
+    try:
+        reproduced = _differs(eager, policy, rounds)
         progress.advance("blame")
+        for suspect in suspects if reproduced else ():
+            # A group is of interest where none of its members is at fault alone.
+            if not (suspect.is_group and culprits):
+                differs = _differs(eager, suspect.policy, rounds)
+                tried.append(suspect.name)
+                if not differs:
+                    culprits.append(suspect.name)
+            progress.advance("blame")
+    except Exception as error:  # e.g. no memory for one more pipeline: what was compared must stay
+        ended_by = f"{type(error).__name__}: {error}".partition("\n")[0]
     progress.finish("blame")
-    return Blame(reproduced, tuple(tried), tuple(culprits))
+    return Blame(reproduced, tuple(tried), tuple(culprits), ended_by)
 
 
 def suspects_of(policy: AccelPolicy, record: StageRecord) -> list[Suspect]:

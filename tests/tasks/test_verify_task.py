@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_pipeline import CONFIG
 from toy_pipeline import EAGER, FUSED, GRAPHS, Denoising, ToyPipeline, ToyRequest, gates, many_rows
 
@@ -211,6 +212,35 @@ def test_a_difference_that_does_not_come_back_blames_nobody(monkeypatch) -> None
     assert found.blame is not None
     assert not found.blame.reproduced
     assert "did not come back" in str(found.blame)
+
+
+@pytest.mark.parametrize(
+    ("runs", "found", "said"),
+    [
+        (0, [], "nobody"),
+        (1, [], "none alone; still different without anything"),
+        (2, ["the kernel 'modulate'"], "equal without the kernel 'modulate'"),
+    ],
+)
+def test_a_search_that_fails_leaves_the_verdict(
+    start, monkeypatch, tmp_path, capsys, runs: int, found: list[str], said: str
+) -> None:
+    monkeypatch.setattr(registry, "gate", gates(modulate=many_rows))
+    with_policy, made = ToyPipeline.with_policy, iter(range(100))
+
+    def out_of_memory(pipeline: ToyPipeline, policy: AccelPolicy) -> ToyPipeline:
+        if next(made) == 1 + runs:
+            raise torch.OutOfMemoryError("Tried to allocate 2 GiB.")
+        return with_policy(pipeline, policy)
+
+    monkeypatch.setattr(ToyPipeline, "with_policy", out_of_memory)
+    with pytest.raises(UnequalBitsError, match=r"denoising\.sample"):
+        start(ToyPipeline(), FUSED)
+    assert report(tmp_path)["status"] == "unequal"
+    assert report(tmp_path)["blame"]["culprits"] == found
+    text = capsys.readouterr().out
+    assert f"  {said}; the search ended early: OutOfMemoryError: Tried to allocate 2 GiB." in text
+    assert "UNEQUAL: 2 of 4 comparisons differ." in text
 
 
 def test_comparison_runs_every_request_once_a_round() -> None:
