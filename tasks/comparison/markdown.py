@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tasks.comparison.rows import JobRow
 from tasks.comparison.tables import TextTable, fallback_lines, job_table, stage_tables
 
-_ESCAPES = str.maketrans(
-    {"\\": "\\\\", "|": "\\|", "<": "&lt;", "*": "\\*", "`": "\\`", "[": "\\[", "\n": " "}
-)
+_LINE_ENDS = re.compile(r"\r\n|\r|\n")
+# An underscore within a word means nothing; names of stages stay readable in the file itself.
+_SPECIAL = re.compile(r"[\\|&*`\[~]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def to_markdown(rows: Sequence[JobRow]) -> str:
@@ -30,4 +31,4 @@ def _table(table: TextTable) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.translate(_ESCAPES)
+    return _SPECIAL.sub(r"\\\g<0>", _LINE_ENDS.sub(" ", text)).replace("<", "&lt;")

@@ -7,11 +7,13 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from markdown_it import MarkdownIt
 from sweep_examples import STAGES, example_result, write_job
 
 from accel.record import Reason
@@ -78,6 +80,23 @@ def test_markdown_tables_keep_their_columns(sweep: Path) -> None:
     assert [len(table) for table in tables[1:]] == [2 + 4 * 3, 2 + 3 * 3]
     assert "<script>" not in text
     assert "## Not accelerated" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TypeError: Net.__init__() got an unexpected keyword argument 'max_len'",
+        "_now_ ~~never~~ a|b <b> &lt; &#65; C:\\\\| `x` [y](z)",
+        "one\r\nand\rmore",
+    ],
+)
+def test_markdown_shows_any_text_as_it_is(text: str, tmp_path: Path) -> None:
+    jobs = [write_job(tmp_path, number, "accel=eager", f"a={text}"[: 2 + 99 * number]) for number in (0, 1)]
+    compare(jobs, tmp_path, logger="quiet")
+    renderer = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    page = renderer.render((tmp_path / "comparison.md").read_text(encoding="utf-8"))
+    cells = [unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", page, re.S)]
+    assert cells[6 + 4] == " ".join(f"a={text}".splitlines())
 
 
 def test_page_is_small_and_asks_for_nothing(sweep: Path) -> None:
