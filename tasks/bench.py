@@ -29,6 +29,7 @@ from tasks.manifest_file import manifest_of
 from tasks.measurement_settings import BenchTask
 from tasks.report_console import ReportConsole, refusal_lines
 from tasks.report_file import encode_report, title_of
+from tasks.sweep import folder_name
 from tasks.timed_arm import TimedArm
 
 BENCH_FILE = "bench.json"
@@ -149,7 +150,7 @@ def main(config: RunConfig, *, folder: Path) -> None:
             ):
                 bench.run(request, warmup=task.warmup, calls=task.calls, progress=console.progress)
                 traces = {
-                    f"trace_{arm.name}.json.gz": _trace(arm.pipeline, request, bench.device)
+                    f"trace_{folder_name(arm.name)}.json.gz": _trace(arm.pipeline, request, bench.device)
                     for arm in (reference, accelerated)
                     if task.trace
                 }

@@ -29,6 +29,7 @@ from tasks.gpu_state import GpuState, parse_state
 from tasks.latency import Histogram, Latency, speed_up
 from tasks.measurement_settings import BenchTask
 from tasks.number_text import milliseconds
+from tasks.sweep import folder_name
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = BenchTask(name="bench", warmup=1, calls=4)
@@ -113,6 +114,12 @@ def test_a_trace_has_a_range_for_every_stage(start, tmp_path) -> None:
         ranges = [e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation"]
         assert ranges == ["stage encoding", "stage denoising"]
         assert "aten::addmm" in {event["name"] for event in trace["traceEvents"]}
+
+
+def test_a_policy_whose_name_is_no_file_name_has_a_trace(start, tmp_path) -> None:
+    start(ToyPipeline(), replace(FUSED, name="mine/fused"), task=replace(TASK, trace=True))
+    names = sorted(path.name for path in tmp_path.glob("trace_*.json.gz"))
+    assert names == ["trace_eager.json.gz", f"trace_{folder_name('mine/fused')}.json.gz"]
 
 
 @pytest.mark.parametrize(("calls", "timed"), [(3, (0, 0)), (6, (1, 1)), (7, (1, 2))])
