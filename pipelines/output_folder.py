@@ -44,15 +44,7 @@ class OutputFolder:
         no result is ever replaced unasked.
         Raises: OutputError when the folder can't be written, is in use or holds a result.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            with _staged(path, {"probe": bytes(_PROBE_BYTES)}):
-                pass
-        except OSError as error:
-            raise OutputError(
-                f"Output folder '{path}' can't be written to: {_why(error)}. "
-                "Choose another one with output.dir=..."
-            ) from error
+        prove_writable(path)
         folder = cls(path, _lock(path))
         if (path / result_name).exists():
             folder.close()
@@ -100,6 +92,19 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def prove_writable(path: Path) -> None:
+    """Create the folder if needed. Raises: OutputError when it can't be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with _staged(path, {"probe": bytes(_PROBE_BYTES)}):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"Output folder '{path}' can't be written to: {_why(error)}. "
+            "Choose another one with output.dir=..."
+        ) from error
 
 
 @contextlib.contextmanager

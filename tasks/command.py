@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from accel.errors import ConfigError, OutputError, SamebitError
-from pipelines.output_folder import OutputFolder
+from pipelines.output_folder import OutputFolder, prove_writable
 from pipelines.termination import Terminated, ending_cleanly
 from tasks import config
 from tasks.command_line import Plan, preflight
@@ -127,6 +128,10 @@ def _sweep(plan: Plan, folder: Path, start: Callable[[], None]) -> int:
     _refuse_without_report(plan)
     with OutputFolder.claim(folder, result_name=RESULT_FILE):
         _refuse_mixing(plan, folder)
+        for job in plan.jobs:
+            # Hydra writes there before anything else, and what it then raises ends the whole sweep.
+            if os.path.lexists(job.folder):
+                prove_writable(job.folder)
         try:
             start()
         except BaseException:  # Ctrl-C, a signal, or a launcher that lost its processes

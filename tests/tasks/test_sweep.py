@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -265,6 +266,18 @@ def test_a_folder_that_cannot_be_written_is_one_line(place: str, tmp_path: Path)
     assert done.returncode == 2
     assert "can't be written to" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_sweep_does_not_start_where_a_job_cannot_be_written(resume: bool, tmp_path: Path) -> None:
+    if resume:
+        write_job(tmp_path / "s", 0, "accel=eager", error="no luck")
+    (tmp_path / "s").mkdir(exist_ok=True)
+    (tmp_path / "s" / "1").write_text("")
+    done = run(tmp_path, "-m", "seed=1,2,3", "output.dir=s", f"output.resume={resume}")
+    assert done.returncode == 2
+    assert re.fullmatch(r"Output folder '.*/s/1' can't be written to: .*\n", done.stderr)
+    assert not (tmp_path / "s" / "2").exists()
 
 
 def test_what_is_not_installed_is_said_with_the_remedy(tmp_path: Path) -> None:
