@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -130,7 +129,7 @@ def _sweep(plan: Plan, folder: Path, start: Callable[[], None]) -> int:
         _refuse_mixing(plan, folder)
         for job in plan.jobs:
             # Hydra writes there before anything else, and what it then raises ends the whole sweep.
-            if os.path.lexists(job.folder):
+            if not _is_missing(job.folder):
                 prove_writable(job.folder)
         try:
             start()
@@ -138,6 +137,17 @@ def _sweep(plan: Plan, folder: Path, start: Callable[[], None]) -> int:
             _compare(plan, folder)
             raise
         return _compare(plan, folder)
+
+
+def _is_missing(folder: Path) -> bool:
+    """Whether there is no such folder, but could be: names may be too long, for one."""
+    try:
+        folder.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _compare(plan: Plan, folder: Path) -> int:

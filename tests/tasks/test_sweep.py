@@ -280,6 +280,16 @@ def test_a_sweep_does_not_start_where_a_job_cannot_be_written(resume: bool, tmp_
     assert not (tmp_path / "s" / "2").exists()
 
 
+def test_a_name_that_is_too_long_for_a_folder_is_one_line(tmp_path: Path) -> None:
+    subdir = "hydra.sweep.subdir=${prompt}"
+    done = run(tmp_path, "-m", f"prompt=short,{'x' * 300}", subdir, "output.dir=s")
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "can't be written to: File name too long. Choose another one with output.dir=...\n"
+    )
+    assert not (tmp_path / "s" / "short").exists()
+
+
 def test_what_is_not_installed_is_said_with_the_remedy(tmp_path: Path) -> None:
     command = [sys.executable, "-S", str(REPO / "run.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
