@@ -20,7 +20,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
@@ -224,7 +224,7 @@ def plain_tree(cfg: DictConfig) -> dict[str, Any]:
 
 def quoted(text: str) -> str:
     """Text in Hydra's single quotes."""
-    return "'" + text.replace("'", "\\'") + "'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _as_typed(key: str, value: str) -> str:

@@ -9,6 +9,7 @@ import yaml  # type: ignore[import-untyped]
 
 from accel.errors import ConfigError
 from tasks.composition import quoted
+from tasks.yaml_source import scan
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -21,7 +22,7 @@ def is_policy_file(value: str) -> bool:
 def overrides_of(value: str) -> list[str]:
     """The file as overrides on top of `accel=eager`, which has every field.
 
-    Raises: ConfigError for a file that can't be read or is no mapping.
+    Raises: ConfigError for a file that can't be read, is no mapping, or is read otherwise than it looks.
     """
     path = Path(value).expanduser()
     try:
@@ -33,6 +34,7 @@ def overrides_of(value: str) -> list[str]:
         raise ConfigError(f"accel={value}: can't be read as YAML ({reason}).") from None
     if not isinstance(policy, dict):
         raise ConfigError(f"accel={value}: expected a mapping like those in conf/accel.")
+    scan(path, package="accel")  # refuses what the loader takes: keys that stand twice, numbers like 010
     return ["accel=eager", *(f"accel.{key}={_literal(item)}" for key, item in policy.items())]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy, StageOverride
@@ -54,6 +55,13 @@ def test_values_on_the_command_line_win(tmp_path: Path) -> None:
     assert policy.fused["modulate"]
 
 
+@pytest.mark.parametrize("manifest", ["back\\", "it's\\", "a\\'b\\\\", "\\\\share\\graphs.json"])
+def test_any_text_is_read_back(tmp_path: Path, manifest: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"manifest": manifest}))
+    assert policy_of(f"accel={file}").manifest == manifest
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -63,6 +71,11 @@ def test_values_on_the_command_line_win(tmp_path: Path) -> None:
         ("max_entrees: 3\n", "did you mean 'accel.max_entries'"),
         ("max_entries: many\n", "max_entries"),
         ("fused: {swigluu: true}\n", "did you mean 'swiglu'"),
+        ("max_entries: 2\nmax_entries: 4\n", "'accel.max_entries' stands twice, on line 1 and on line 2"),
+        (
+            "max_entries: 010\n",
+            "mine.yaml:1: accel.max_entries: 010 would be read as a number in another base",
+        ),
     ],
 )
 def test_a_file_that_is_no_policy_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
