@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from accel.errors import SamebitError, UnequalBitsError
+from accel.errors import OutputError, SamebitError, UnequalBitsError
 from accel.measure.stage_calls import around_stages
 from accel.measure.trace import chrome_trace, stage_range
 from accel.policy import AccelPolicy
@@ -149,15 +149,11 @@ def main(config: RunConfig, *, folder: Path) -> None:
                 has_results=lambda: reference.cold_ms is not None, write=lambda: finish("interrupted")
             ):
                 bench.run(request, warmup=task.warmup, calls=task.calls, progress=console.progress)
-                traces = {
-                    f"trace_{folder_name(arm.name)}.json.gz": _trace(arm.pipeline, request, bench.device)
-                    for arm in (reference, accelerated)
-                    if task.trace
-                }
+                traces, untraced = _traces(bench, request) if task.trace else ({}, None)
             status, error = _status(config, bench)
             finish(status, traces)
-            if error is not None:
-                raise error
+            if (failure := error or untraced) is not None:
+                raise failure
 
 
 def arm_names(reference: AccelPolicy, accelerated: AccelPolicy) -> tuple[str, str]:
@@ -220,6 +216,20 @@ def _finish(
     }
     output.write(files)
     console.written(output.path, list(files))
+
+
+def _traces(bench: Bench, request: Any) -> tuple[dict[str, bytes], OutputError | None]:
+    """One of each arm, or why there is none: a full disk must not take the measurement along."""
+    arms = bench.reference, bench.accelerated
+    try:
+        return {
+            f"trace_{folder_name(arm.name)}.json.gz": _trace(arm.pipeline, request, bench.device)
+            for arm in arms
+        }, None
+    except OSError as error:
+        return {}, OutputError(
+            f"No trace could be made: {error.strerror or error}. Free some space for temporary files."
+        )
 
 
 def _trace(pipeline: Arm, request: Any, device: torch.device) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import subprocess
@@ -120,6 +121,17 @@ def test_a_policy_whose_name_is_no_file_name_has_a_trace(start, tmp_path) -> Non
     start(ToyPipeline(), replace(FUSED, name="mine/fused"), task=replace(TASK, trace=True))
     names = sorted(path.name for path in tmp_path.glob("trace_*.json.gz"))
     assert names == ["trace_eager.json.gz", f"trace_{folder_name('mine/fused')}.json.gz"]
+
+
+def test_a_full_disk_costs_the_trace_alone(start, monkeypatch, tmp_path) -> None:
+    def full(*_: Any, **__: Any) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bench, "chrome_trace", full)
+    with pytest.raises(OutputError, match="No trace could be made: No space left on device"):
+        start(ToyPipeline(), task=replace(TASK, trace=True))
+    assert {path.name for path in tmp_path.iterdir()} == {BENCH_FILE, "bench.md"}
+    assert len(report(tmp_path)["arms"]["fused"][-1]["walls_ms"]) == TASK.calls
 
 
 @pytest.mark.parametrize(("calls", "timed"), [(3, (0, 0)), (6, (1, 1)), (7, (1, 2))])
