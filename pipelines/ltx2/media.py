@@ -18,6 +18,8 @@ Samples = npt.NDArray[np.float32]
 """(channels, samples) in [-1, 1]."""
 
 _CRF = "17"  # H.264 quality: hardly told from the frames themselves
+# Without `mbtree`: x264's AVX-512 code for it lets what memory held before show in the bytes.
+_H264 = {"crf": _CRF, "mbtree": "0"}
 _THREADS = 4  # the encoder's bytes depend on their number, so it is not the machine's
 _SOUND_BITS_PER_SECOND = 192_000
 _BT709, _LIMITED = 1, 1
@@ -44,9 +46,7 @@ def mp4(
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4", options={"movflags": "+use_metadata_tags"}) as container:
         container.metadata.update(metadata)
-        video = container.add_stream(
-            "libx264", rate=Fraction(fps).limit_denominator(1001), options={"crf": _CRF}
-        )
+        video = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001), options=_H264)
         video.width, video.height, video.pix_fmt = width, height, "yuv420p"
         context = video.codec_context
         context.thread_count = _THREADS

@@ -84,6 +84,19 @@ def test_equal_results_give_equal_bytes(save_as: str) -> None:
     assert files(result(), save_as=save_as) == files(result(), save_as=save_as)
 
 
+def test_what_memory_held_before_does_not_show_in_the_bytes() -> None:
+    """Soft shapes that change: what x264 plans ahead for."""
+    coarse = torch.rand(1, 3, 13, H // 8, W // 8, generator=torch.Generator().manual_seed(0)) * 0.7 + 0.15
+    soft = torch.nn.functional.interpolate(coarse, size=(25, H, W), mode="trilinear")
+    made = replace(result(), frames=soft.transpose(1, 2))
+    written = set()
+    for number in range(12):
+        before = [torch.full((1000 * size,), number, dtype=torch.uint8) for size in range(1, 200, 5)]
+        del before
+        written.add(files(made)["video.mp4"])
+    assert len(written) == 1
+
+
 def test_frames_are_exact() -> None:
     made = result()
     written = files(made, save_as="frames")
