@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,11 @@ from accel.errors import ConfigError
 from pipelines.ltx2.architectures import Size
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Defaults, defaults
 from pipelines.ltx2.guidance import Guidance, Scales
-from pipelines.ltx2.settings import Ltx2Settings
+from pipelines.ltx2.settings import Ltx2Settings, require_clip
 from pipelines.tensor_digest import DigestedOutputs
+
+MAX_SEED = 2**63 - 1
+_H264_SIDES = range(2, 16386)  # pixels; of an odd number the last one is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +40,13 @@ class RefinementPlan:
 class VideoRequest:
     """A prompt and how to sample its videos. Make it with `video_request`.
 
-    height, width: pixels. frames: 8 n + 1. fps: frames per second. sigmas: noise levels before
-    each step, from high to low, before the scheduler's time shift. refinement: of a video made in two
-    passes; `sigmas` and `guidance` are then those of the first. `None`: one pass.
-    videos: how many, each with noise of its own. seed: of the CPU noise generator. image: the first frame,
-    RGB of any size, or `None`. image_crf: H.264 quality that the image is passed through, as the model
-    was trained; 0 leaves it as it is. notes: what was changed of what the sender gave.
+    height, width: pixels, as `Ltx2Settings` has them. frames: 8 n + 1. fps: frames per second, >= 1.
+    sigmas: noise levels before each step, from high to low, before the scheduler's time shift. refinement:
+    of a video made in two passes; `sigmas` and `guidance` are then those of the first. `None`: one pass.
+    videos: how many, each with noise of its own. seed: 0..`MAX_SEED`, of the CPU noise generator. image: the
+    first frame, RGB of any size, or `None`. image_crf: H.264 quality that the image is passed through, as the
+    model was trained; 0 leaves it as it is. notes: what was changed of what the sender gave.
+    Raises: ConfigError for a value of another type or range.
     """
 
     prompt: str
@@ -59,11 +64,45 @@ class VideoRequest:
     refinement: RefinementPlan | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        rules = {
+            "prompt": (isinstance(self.prompt, str), "text"),
+            "negative_prompt": (isinstance(self.negative_prompt, str), "text"),
+            "seed": (_is_whole(self.seed, 0, MAX_SEED), f"a whole number, 0 to {MAX_SEED}"),
+            **{
+                name: (_is_whole(getattr(self, name), 1), "a whole number >= 1")
+                for name in ("height", "width", "frames", "videos")
+            },
+            "fps": (isinstance(self.fps, int | float) and 1 <= self.fps < math.inf, "a number >= 1"),
+            "sigmas": (len(self.sigmas) > 0, "at least one noise level"),
+            "image_crf": (_is_whole(self.image_crf, 0, 51), "a whole number, 0 to 51"),
+        }
+        for field, (holds, legal) in rules.items():
+            if not holds:
+                raise ConfigError(f"{field}={getattr(self, field)} is out of range; use {legal}.")
+        require_clip(self.height, self.width, self.frames, two_stage=self.refinement is not None)
+        if self.image is not None:
+            _require_first_frame(self.image, crf=self.image_crf)
+
     @property
     def first_size(self) -> tuple[int, int]:
         """Height and width in pixels that the first pass has: half of the video's if another follows."""
         scale = 1 if self.refinement is None else 2
         return self.height // scale, self.width // scale
+
+
+def _is_whole(value: object, low: int, high: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _require_first_frame(image: Image.Image, *, crf: int) -> None:
+    if image.mode != "RGB":
+        raise ConfigError(f"model.image: pixels of mode {image.mode}; convert it to RGB.")
+    if crf and not all(side in _H264_SIDES for side in image.size):
+        raise ConfigError(
+            f"model.image: {image.width}x{image.height} pixels can't be H.264, which takes "
+            f"{_H264_SIDES[0]} to {_H264_SIDES[-1]} a side; use model.image_crf=0 or another image."
+        )
 
 
 def video_request(

@@ -9,9 +9,10 @@ from msgspec import Meta
 
 from accel.errors import ConfigError
 from pipelines.grids import require_grid
-from pipelines.number_types import Count, NonNegative, Positive
+from pipelines.number_types import Count, NonNegative
 
 Share = Annotated[float, Meta(ge=0, le=1)]
+Rate = Annotated[float, Meta(ge=1)]  # sound grows with the seconds
 Variant = Literal["2.0", "2.0-distilled", "2.3"]
 SaveAs = Literal["mp4", "frames", "both"]
 
@@ -20,7 +21,7 @@ SaveAs = Literal["mp4", "frames", "both"]
 class Ltx2Settings:
     """The `model` node of the LTX-2 video and audio models; `None` takes the variant's own value.
 
-    height, width: pixels, multiples of 32, at least 64. frames: 8 n + 1. fps: frames per second.
+    height, width: pixels, multiples of 32, at least 64. frames: 8 n + 1. fps: frames per second, >= 1.
     steps: denoising steps, >= 2.
     two_stage: denoise at half the height and width, upsample the latents, and refine them at full size in
     three unguided steps; sizes are then multiples of 64, at least 128. The released recipe puts a
@@ -45,7 +46,7 @@ class Ltx2Settings:
     height: Count | None = None
     width: Count | None = None
     frames: Count | None = None
-    fps: Positive = 24.0
+    fps: Rate = 24.0
     steps: Count | None = None
     two_stage: bool = False
     upsampling_adain: Share = 0.0
@@ -65,11 +66,16 @@ class Ltx2Settings:
     prompt_cache_tokens: Annotated[int, Meta(ge=0)] = 4096
 
     def __post_init__(self) -> None:
-        step, first = (64, 128) if self.two_stage else (32, 64)
-        legal = f"a multiple of {step}, at least {first}" + " with model.two_stage" * self.two_stage
-        require_grid("height", self.height, step=step, first=first, last=8192, legal=legal)
-        require_grid("width", self.width, step=step, first=first, last=8192, legal=legal)
-        require_grid("frames", self.frames, step=8, first=1, last=4097, legal="8 n + 1")
+        require_clip(self.height, self.width, self.frames, two_stage=self.two_stage)
         for name in ("upsampling_adain", "upsampling_tone_mapping"):
             if getattr(self, name) and not self.two_stage:
                 raise ConfigError(f"model.{name}: has no effect in one stage; use model.two_stage=true.")
+
+
+def require_clip(height: int | None, width: int | None, frames: int | None, *, two_stage: bool) -> None:
+    """Refuse what can't be made; `None` is not set. Raises: ConfigError with the nearest that can."""
+    step, first = (64, 128) if two_stage else (32, 64)
+    legal = f"a multiple of {step}, at least {first}" + " with model.two_stage" * two_stage
+    require_grid("height", height, step=step, first=first, last=8192, legal=legal)
+    require_grid("width", width, step=step, first=first, last=8192, legal=legal)
+    require_grid("frames", frames, step=8, first=1, last=4097, legal="8 n + 1")

@@ -18,7 +18,7 @@ from pipelines.ltx2 import components
 from pipelines.ltx2 import pipeline as ltx2_pipeline
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS
 from pipelines.ltx2.pipeline import NEGATIVE_WITHOUT_EFFECT, STG_WITHOUT_EFFECT
-from pipelines.ltx2.request import VideoRequest, video_request
+from pipelines.ltx2.request import RefinementPlan, VideoRequest, video_request
 from pipelines.ltx2.settings import Ltx2Settings
 from tasks.config import compose
 
@@ -54,6 +54,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("model.stg_blocks=[]", "model.stg_blocks: is empty"),
         ("model.stg_blocks=[-1]", "model.stg_blocks"),
         ("model.fps=0", "model.fps"),
+        ("model.fps=1e-9", "model.fps: expected a finite number of at least 1"),
         ("model.videos=0", "model.videos"),
         ("prompt=''", "prompt: is empty"),
         ("prompt=' '", "prompt: is empty"),
@@ -139,8 +140,50 @@ def test_what_has_no_effect_is_said() -> None:
 @pytest.mark.parametrize("fps", [100.0, float("inf")])
 def test_clips_too_short_for_sound_are_refused(fps: float) -> None:
     settings = Ltx2Settings(height=64, width=64, frames=1, fps=fps, steps=2)
-    with pytest.raises(ConfigError, match=r"model\.fps"):
+    with pytest.raises(ConfigError, match="fps"):
         ours(tiny_components()).run(video_request("x", settings=settings, size="tiny"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"height": 70}, "model.height: expected a multiple of 32"),
+        ({"width": 32}, "model.width: expected a multiple of 32, at least 64"),
+        ({"frames": 10}, "model.frames: expected 8 n + 1, got 10"),
+        ({"refinement": RefinementPlan()}, "model.height: expected a multiple of 64"),
+        ({"prompt": ["a", "b"]}, "prompt="),
+        ({"negative_prompt": None}, "negative_prompt="),
+        ({"fps": 0.0}, "fps=0.0"),
+        ({"fps": float("nan")}, "fps=nan"),
+        ({"videos": 0}, "videos=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**64}, "seed=18446744073709551616"),
+        ({"sigmas": ()}, "sigmas="),
+        ({"image_crf": 52}, "image_crf=52"),
+    ],
+    ids=str,
+)
+def test_impossible_requests_are_refused(change: dict[str, Any], message: str) -> None:
+    asked = video_request("x", settings=Ltx2Settings(height=64, width=64, frames=9), size="tiny")
+    with pytest.raises(ConfigError) as refused:
+        replace(asked, **change)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "L", "P", "I;16"])
+def test_first_frames_of_a_request_are_rgb(mode: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.image: pixels of mode {mode}"):
+        video_request("x", settings=Ltx2Settings(), size="tiny", image=Image.new(mode, (40, 40)))
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize("size", [(1, 40), (40, 1), (16386, 2)])
+def test_first_frames_that_h264_can_not_hold_are_refused(tmp_path: Path, size: tuple[int, int]) -> None:
+    pytest.importorskip("av")
+    Image.new("RGB", size).save(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match=r"model\.image: .* can't be H\.264.*use model\.image_crf=0"):
+        build(compose(*BASE, f"model.image={tmp_path / 'a.png'}"))
+    assert first_frame(tmp_path / "a.png").image is not None
 
 
 def test_prompts_are_encoded_once() -> None:
