@@ -41,6 +41,7 @@ class ImageRequest:
         multiple = f"a multiple of {TOKEN_PIXELS}, at least {TOKEN_PIXELS}"
         guides = isinstance(self.guidance, int | float) and math.isfinite(self.guidance)
         rules = {
+            "prompt": (isinstance(self.prompt, str), "text"),
             "seed": (_is_whole(self.seed, 0) and self.seed <= MAX_SEED, f"a whole number, 0 to {MAX_SEED}"),
             "height": (_is_whole(self.height, 1) and self.height % TOKEN_PIXELS == 0, multiple),
             "width": (_is_whole(self.width, 1) and self.width % TOKEN_PIXELS == 0, multiple),

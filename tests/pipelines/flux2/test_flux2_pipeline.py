@@ -202,6 +202,8 @@ def test_a_missing_image_is_refused_before_weights_are_read(tmp_path: Path) -> N
         {"seed": -1},
         {"guidance": float("nan")},
         {"images": True},
+        {"prompt": None},
+        {"prompt": ["a", "b"]},
     ],
     ids=str,
 )
