@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class DiffusersFolder:
         hub = hub or Hub()
         root: Path | HubId
         if weights.kind == "local":
-            root = Path(weights.path or "").expanduser()
+            root = Path(expanduser(weights.path or ""))
             file, origin = root / INDEX, str(root)
         else:
             repo = HubId(weights.repo or "", None, weights.revision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str
     Raises: ConfigError if the file is missing, is no image, or has no 8-bit colours.
     """
     try:
-        with Image.open(Path(path).expanduser()) as image:
+        with Image.open(expanduser(path)) as image:
             image.load()
             upright = ImageOps.exif_transpose(image)
     except FileNotFoundError:

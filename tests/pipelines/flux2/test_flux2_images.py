@@ -114,3 +114,13 @@ def test_missing_and_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
         load_references([str(tmp_path / "cut.png")])
     with pytest.raises(ConfigError, match="no readable image"):
         load_references([str(tmp_path)])
+
+
+def test_a_name_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is then no user's home."""
+    monkeypatch.chdir(tmp_path)
+    PICTURE.save("~draft.png")
+    (reference,) = load_references(["~draft.png"])
+    assert torch.allclose(reference.pixels, EXACT, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"no file ~other\.png"):
+        load_references(["~other.png"])

@@ -235,6 +235,11 @@ def test_files_beside_the_named_ones_are_not_read(folder: Path) -> None:
     assert all(torch.equal(got[key], tensor) for key, tensor in want.items())
 
 
+def test_the_home_of_nobody_is_a_missing_folder() -> None:
+    with pytest.raises(CheckpointError, match=r"~no-such-user/klein: no model_index\.json"):
+        load(Path("~no-such-user/klein"))
+
+
 def test_a_size_is_refused_with_a_folder(folder: Path) -> None:
     weights = WeightsConfig(kind="local", path=str(folder))
     with pytest.raises(ConfigError, match="size=tiny is for weights=synthetic"):
