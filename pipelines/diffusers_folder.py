@@ -91,14 +91,18 @@ class DiffusersFolder:
             )
         return cls(root=root, index=index, origin=origin, hub=hub)
 
+    def class_name(self, name: str) -> Any:
+        """What the index says that a component is; `None` if it does not."""
+        entry = self.index.get(name)
+        return entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+
     def subfolder(self, name: str, *, classes: Sequence[str], wanted_by: str = "") -> Path:
         """The folder of a component, downloaded if it comes from the hub.
 
         classes: class names that are taken. wanted_by: see `ModuleSpec`.
         Raises: CheckpointError if the index lacks it, names another class, or the folder is missing.
         """
-        entry = self.index.get(name)
-        class_name = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        class_name = self.class_name(name)
         if class_name not in classes and not (wanted_by and class_name is None):
             found = f"is {class_name!r}" if class_name else "is missing"
             raise CheckpointError(

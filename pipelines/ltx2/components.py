@@ -140,6 +140,11 @@ def check_fit(modules: Mapping[str, Any], *, variant: str, vocabulary: int) -> N
             f"{vae.config.latent_channels}",
         ),
         (
+            (vae.temporal_compression_ratio, vae.spatial_compression_ratio) == (8, 32),
+            f"the VAE makes a latent of {vae.temporal_compression_ratio} frames and "
+            f"{vae.spatial_compression_ratio} pixels a side, LTX-2's of 8 and 32",
+        ),
+        (
             audio_width == config.audio_in_channels,
             f"the transformer takes {config.audio_in_channels} audio channels, the audio VAE has "
             f"{audio_width}",
@@ -225,7 +230,7 @@ def _folder(
         )
     folder = DiffusersFolder.open(weights, pipelines=_PIPELINES)
     tokens = folder.tokenizer("tokenizer", classes=_TOKENIZERS)
-    vocoder = str((folder.index.get("vocoder") or (None, None))[1])
+    vocoder = str(folder.class_name("vocoder"))
     if vocoder not in _VOCODERS:
         raise CheckpointError(
             f"{folder.origin}: component 'vocoder' is {vocoder}, expected {' or '.join(_VOCODERS)}. "

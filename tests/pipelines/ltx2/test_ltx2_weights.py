@@ -143,6 +143,14 @@ def test_a_missing_component_is_named(damaged: tuple[str, Path], name: str) -> N
         load_folder(folder, variant)
 
 
+@pytest.mark.parametrize("entry", ["LTX2Vocoder", ["LTX2Vocoder"], {"class": "LTX2Vocoder"}, 5], ids=str)
+def test_a_vocoder_that_the_index_names_badly_is_refused(damaged: tuple[str, Path], entry: object) -> None:
+    variant, folder = damaged
+    edit(folder / "model_index.json", lambda index: index.update(vocoder=entry))
+    with pytest.raises(CheckpointError, match="component 'vocoder' is None, expected LTX2Vocoder"):
+        load_folder(folder, variant)
+
+
 def test_a_folder_of_another_pipeline_is_refused(damaged: tuple[str, Path]) -> None:
     variant, folder = damaged
     edit(folder / "model_index.json", lambda index: index.update(_class_name="FluxPipeline"))
@@ -154,6 +162,7 @@ def test_a_folder_of_another_pipeline_is_refused(damaged: tuple[str, Path]) -> N
     ("component", "key", "value", "message"),
     [
         ("vae", "timestep_conditioning", True, "adds noise of its own"),
+        ("vae", "spatial_compression_ratio", 16, "makes a latent of 8 frames and 16 pixels a side"),
         ("transformer", "patch_size", 2, "groups several latents"),
         ("audio_vae", "mel_bins", 16, "audio channels"),
     ],
