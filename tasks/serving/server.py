@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from accel.errors import ConfigError
-from tasks.serving.connections import bounded_protocol
+from tasks.serving.connections import BoundedWebSocket, bounded_protocol
 from tasks.serving.service import Service
 from tasks.serving.settings import ServeTask
 
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
                 app,
                 loop="asyncio",
                 http=bounded_protocol(settings.max_connections),
-                ws="websockets-sansio",
+                ws=BoundedWebSocket,
                 ws_max_size=settings.max_body_bytes,
                 ws_per_message_deflate=False,
                 lifespan="off",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,9 +16,15 @@ import pytest
 from serving_harness import WAIT_S, FakePolicy, Running, serving
 from websockets.sync.client import connect
 
+from tasks.serving import connections
 from tasks.serving.codec import Limits, decode, encode
 
 GOOD = encode({"state": np.array([1], np.float32), "images": {"wrist": np.zeros((4, 4, 3), np.uint8)}})
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+PROBE = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +88,13 @@ def test_malformed_bodies(server: Running, content_type: str) -> None:
 
 
 def test_abrupt_ends_in_the_middle_of_everything(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    handshake = (
-        b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
-    )
     post = b"POST /v1/actions/generations HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n{"
     frame = b"\x82" + bytes([0x80 | 0x7E]) + struct.pack(">H", len(GOOD)) + bytes(4) + GOOD
     chance = random.Random(3)
 
     def visit(number: int) -> None:
         data = chance.choice(
-            [handshake + frame, post, handshake + chance.randbytes(40), chance.randbytes(40)]
+            [HANDSHAKE + frame, post, HANDSHAKE + chance.randbytes(40), chance.randbytes(40)]
         )
         with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as visitor:
             if number % 2:  # leave with a reset instead of a polite end
@@ -102,3 +106,46 @@ def test_abrupt_ends_in_the_middle_of_everything(server: Running, caplog: pytest
     server.waits_for(lambda: server.service._exchanges == 0)
     assert_serves(server)
     assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
+@contextlib.contextmanager
+def unread(server: Running, hello: bytes) -> Iterator[socket.socket]:
+    """A connection whose client reads the first of its answer and no more."""
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as connection:
+        connection.sendall(hello)
+        assert connection.recv(1)
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("hello", "again"),
+    [
+        (HANDSHAKE, b"\x82\x89" + bytes(4) + encode({"state": [1]})),
+        (PROBE, PROBE.replace(b"healthz", b"metrics")),
+    ],
+    ids=["frames", "requests"],
+)
+def test_who_reads_no_answer_is_cut_off(hello: bytes, again: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNREAD_TIMEOUT_S", 0.2)
+
+    def send_for_ever(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(again * 1000)
+
+    with serving(FakePolicy()) as server, unread(server, hello) as connection:
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            send_for_ever(connection)
+        assert_serves(server)
+
+
+def test_pongs_that_nobody_reads_do_not_pile_up(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNREAD_TIMEOUT_S", WAIT_S)
+    pings = (b"\x89\xfd" + bytes(4) + bytes(125)) * 1000
+    tracemalloc.start()
+    try:
+        with unread(server, HANDSHAKE) as connection:
+            for _ in range(120):
+                connection.sendall(pings)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
