@@ -60,7 +60,7 @@ class HttpApi:
     async def generate(self, request: Request) -> Response:
         with self._service.exchange():
             try:
-                body = await self._body(request)
+                body = await self._received(request)
                 in_msgpack = _wants_msgpack(request.headers)
                 content_type = request.headers.get("content-type", "")
                 read = partial(self._read, body, content_type, in_msgpack=in_msgpack)
@@ -76,6 +76,17 @@ class HttpApi:
         if call.runtime.output_format == "numpy" and not in_msgpack:
             raise InvalidRequestError(f"output_format: numpy goes with 'Accept: {MSGPACK}', not with JSON")
         return call
+
+    async def _received(self, request: Request) -> bytes:
+        """The body. A request that has none that can be read is counted here; the service never sees it."""
+        try:
+            return await self._body(request)
+        except ClientDisconnect:
+            self._service.metrics.outcome("http", "gone")
+            raise
+        except ServingError as error:
+            self._service.metrics.outcome("http", error.reason)
+            raise
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()

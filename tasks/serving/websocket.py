@@ -92,15 +92,17 @@ class _Session:
         self._slots.release()
 
     async def _answer(self, event: Mapping[str, Any]) -> Reply | ServingError:
-        message = event.get("bytes")
-        if message is None:
-            return InvalidRequestError("message: text; send one binary msgpack frame for each observation")
         try:
             return await self._service.answer(
-                partial(self._dialect.read, message), client=self._client, protocol=self._dialect.name
+                partial(self._read, event.get("bytes")), client=self._client, protocol=self._dialect.name
             )
         except ServingError as error:
             return error
+
+    def _read(self, message: bytes | None) -> Call:
+        if message is None:
+            raise InvalidRequestError("message: text; send one binary msgpack frame for each observation")
+        return self._dialect.read(message)
 
     def _frame(self, answer: Reply | ServingError) -> str | bytes:
         """Text is what makes a stock client raise."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from accel.errors import ConfigError
-from tasks.serving import connections
+from tasks.serving import connections, http_api
 from tasks.serving.app import make_app
 from tasks.serving.bodies import MSGPACK
 from tasks.serving.codec import Limits, decode, encode
@@ -92,6 +94,14 @@ def test_form(server) -> None:
     assert answer.json()["data"][0]["action"]["values"][0][0] == 3
 
 
+@contextlib.contextmanager
+def post_half(server: Any) -> Iterator[socket.socket]:
+    """A request whose body does not come."""
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as connection:
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
+        yield connection
+
+
 @pytest.mark.parametrize(
     ("options", "status", "kind"),
     [
@@ -118,15 +128,31 @@ def test_metadata_probes_and_unknown_paths(server) -> None:
     assert server.get(PATH).status_code == 405
 
 
-def test_metrics() -> None:
-    with serving(FakePolicy()) as server:
+def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakePolicy(), max_body_mib=1) as server:
         post(server, json={"state": [1]})
         post(server, json={})
+        post(server, content=bytes(2**20 + 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
+            with post_half(server) as slow:
+                assert slow.recv(12) == b"HTTP/1.1 408"
+        with post_half(server):
+            server.waits_for(lambda: server.service._exchanges == 1)
+        server.waits_for(lambda: server.service._exchanges == 0)
         WebsocketClientPolicy(server.ws).infer({"state": [1.0]})
+        with connect(server.ws) as robot:
+            robot.send("text")
+            robot.recv(WAIT_S)  # the metadata
+            robot.recv(WAIT_S)
         text = server.get("/metrics").text
     for line in (
         'samebit_requests_total{outcome="ok",protocol="http"} 1.0',
         'samebit_requests_total{outcome="invalid",protocol="http"} 1.0',
+        'samebit_requests_total{outcome="too_large",protocol="http"} 1.0',
+        'samebit_requests_total{outcome="slow_body",protocol="http"} 1.0',
+        'samebit_requests_total{outcome="gone",protocol="http"} 1.0',
+        'samebit_requests_total{outcome="invalid",protocol="openpi"} 1.0',
         'samebit_requests_total{outcome="ok",protocol="openpi"} 1.0',
         'samebit_stage_seconds_count{stage="denoise"} 2.0',
         'samebit_stage_seconds_count{stage="queue"} 2.0',
