@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from tasks.serving.errors import InvalidRequestError, TooLargeError
 from tasks.serving.image_files import decode_image
 
 _ENCODED = ("b64_json", "base64")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def decode_json(data: bytes, limits: Limits) -> dict[str, Any]:
-    """One JSON object in UTF-8; duplicate keys, NaN and infinity are refused.
+    """One JSON object in UTF-8; duplicate keys, NaN, infinity and half characters are refused.
 
     Raises: TooLargeError; InvalidRequestError saying what is wrong with the bytes.
     """
@@ -31,6 +33,9 @@ def decode_json(data: bytes, limits: Limits) -> dict[str, Any]:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=unique_mapping, parse_constant=_refuse_constant
         )
+        if _SURROGATE.search(data):
+            # Halves of a character can be escaped one by one, but no answer can repeat one alone.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except InvalidRequestError:
         raise
     except RecursionError:

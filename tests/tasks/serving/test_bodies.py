@@ -114,6 +114,8 @@ def test_images_that_are_none_are_refused_with_their_camera(value: Any, told: st
         (b'{"a":NaN}', "NaN is no JSON number"),
         (b'{"a":-Infinity}', "Infinity"),
         (b'{"a":"\xff"}', "no JSON"),
+        (rb'{"a":"\ud83e"}', "can't encode character"),
+        (rb'{"a":{"\uDD16":1}}', "can't encode character"),
         ('{"a":1}'.encode("utf-16"), "no JSON"),
         (b'{"a":' + b"[" * 30 + b"]" * 30 + b"}", "nested too deeply"),
         (b'{"a":' * 200_000, "nested too deeply"),
@@ -125,6 +127,10 @@ def test_refused_json(data: bytes, told: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         decode_json(data, Limits(bytes=2**21, items=2**17 if data.endswith(b"[]]}") else 2**22))
     assert told in str(caught.value)
+
+
+def test_pairs_of_surrogates_are_text() -> None:
+    assert decode_json(rb'{"a":"\ud83e\udd16 \\ud83e"}', LIMITS) == {"a": "\N{ROBOT FACE} \\ud83e"}
 
 
 def test_sizes_and_formats() -> None:
