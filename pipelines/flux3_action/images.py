@@ -71,7 +71,12 @@ def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
 
 def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:
     """Upright RGB pixels: uint8 (H, W, 3), or float32 in [0, 1] where the file has 16 bits."""
-    upright = ImageOps.exif_transpose(image)
+    try:
+        upright = ImageOps.exif_transpose(image)
+    except Exception:  # Pillow raises SyntaxError, struct.error, TypeError, ...
+        raise ObservationError(
+            f"camera '{camera}': the EXIF data of the image are damaged; nobody knows how it is turned"
+        ) from None
     if upright.mode.startswith("I;16"):  # 16-bit gray
         gray = np.asarray(upright).astype(np.float32) / np.float32(65535)
         return np.repeat(gray[:, :, None], 3, axis=2)

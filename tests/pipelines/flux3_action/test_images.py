@@ -305,3 +305,10 @@ def test_unreadable_files_name_the_camera(tmp_path):
     whole = (ORDERS / "exif_orientation_6.jpg").read_bytes()
     with pytest.raises(ObservationError, match=r"'wrist'.*no readable image"):
         open_image(io.BytesIO(whole[: len(whole) // 2]), camera="wrist")
+
+
+def test_metadata_that_hide_how_the_image_is_turned_name_the_camera():
+    damaged = io.BytesIO()
+    Image.fromarray(TRUE_PICTURE).save(damaged, "PNG", exif=b"Exif\0\0no metadata")
+    with pytest.raises(ObservationError, match="'wrist': the EXIF data of the image are damaged"):
+        unit(open_image(damaged, camera="wrist"))
