@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.flux3_action.arrays import holds_text
 from tasks.serving.arrays import array_from
 from tasks.serving.codec import Limits, check_depth, unique_mapping
 from tasks.serving.errors import InvalidRequestError, TooLargeError
@@ -80,6 +81,8 @@ def pixels_from_list(value: list[Any]) -> npt.NDArray[Any] | None:
     Returns: `None` if the list is something else.
     Values outside 0..255 keep their type, so that they are refused later and not wrapped here.
     """
+    if holds_text(value):
+        return None
     try:
         pixels = np.asarray(value)
     except (ValueError, OverflowError):  # rows of unequal length
@@ -109,6 +112,8 @@ def array_value(value: dict[str, Any], limits: Limits) -> npt.NDArray[Any]:
 def _bytes_of(values: list[Any], dtype: Any) -> bytes:
     """Numbers as bytes of that dtype, none of them changed."""
     kind = array_from(b"", dtype, (0,), max_bytes=8).dtype
+    if holds_text(values):
+        raise InvalidRequestError("array: text among the values; they are not numbers")
     try:
         given = np.asarray(values)
         with np.errstate(all="ignore"):

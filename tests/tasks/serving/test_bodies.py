@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import struct
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -17,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from accel.errors import ObservationError
+from pipelines.flux3_action.arrays import real_array
 from tasks.serving.bodies import MAX_PARTS, read_body
 from tasks.serving.calls import call_from
 from tasks.serving.codec import Limits
 from tasks.serving.errors import InvalidRequestError, TooLargeError, UnsupportedFormatError
-from tasks.serving.json_codec import decode_json, image_from, pixels_from_list
+from tasks.serving.json_codec import array_value, decode_json, image_from, pixels_from_list
 
 LIMITS = Limits(bytes=2**20)
 RED = np.full((3, 5, 3), (200, 10, 7), np.uint8)
@@ -138,6 +141,28 @@ def test_sizes_and_formats() -> None:
         read_body(b"{}    ", content_type="application/json", limits=Limits(bytes=4))
     with pytest.raises(UnsupportedFormatError, match="text/html"):
         read_body(b"{}", content_type="text/html; charset=utf-8", limits=LIMITS)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda texts: image_from(texts, camera="wrist", limits=LIMITS),
+        lambda texts: image_from([texts[:1], *[np.zeros(1)] * 2**10], camera="wrist", limits=LIMITS),
+        lambda texts: array_value({"values": texts, "dtype": "uint8", "shape": [1]}, LIMITS),
+        lambda texts: real_array(texts, name="state", what="numbers"),
+    ],
+    ids=["pixels", "mixed", "values", "state"],
+)
+@pytest.mark.parametrize("text", ["a", b"a"])
+def test_one_long_text_does_not_take_its_memory_for_every_entry(read: Any, text: Any) -> None:
+    texts = [text * 2**16] + [text] * 2**10
+    tracemalloc.start()
+    try:
+        with pytest.raises((InvalidRequestError, ObservationError)):
+            read(texts)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_form_with_image_files() -> None:
