@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 REQUEST_TIMEOUT_S = 10.0
-"""For the head of the first request to arrive, WebSocket handshakes included."""
+"""For the head of a request to arrive, WebSocket handshakes included."""
 UNREAD_TIMEOUT_S = 10.0
 """For what was sent to be read."""
 MAX_UNREAD = 2**16
@@ -63,7 +63,7 @@ def bounded_protocol(max_connections: int) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._timer = self.loop.call_later(REQUEST_TIMEOUT_S, self._close_if_silent)
+            self._await_request()
             if len(self.connections) > max_connections:
                 transport.abort()
 
@@ -76,8 +76,16 @@ def bounded_protocol(max_connections: int) -> type[H11Protocol]:
             self._be_patient()
             super().handle_websocket_upgrade(event)
 
+        def on_response_complete(self) -> None:
+            self._timer.cancel()
+            self._await_request()
+            super().on_response_complete()  # may begin the next request
+
+        def _await_request(self) -> None:
+            self._timer = self.loop.call_later(REQUEST_TIMEOUT_S, self._close_if_silent)
+
         def _close_if_silent(self) -> None:
-            if self.cycle is None:
+            if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
 
     return BoundedProtocol

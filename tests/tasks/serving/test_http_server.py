@@ -337,6 +337,10 @@ def test_silent_and_surplus_connections_are_closed(monkeypatch: pytest.MonkeyPat
             robot.recv(WAIT_S)
             silent.sendall(b"GET /healthz HTTP/1.1\r\n")
             assert is_closed(silent)
+            with socket.create_connection(address, WAIT_S) as later:
+                later.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HTTP/1.1\r\n")
+                with later.makefile("rb") as answers:
+                    assert answers.read().endswith(b"alive\n")  # and then the end
             with connect(server.ws) as other, socket.create_connection(address, WAIT_S) as surplus:
                 other.recv(WAIT_S)
                 assert is_closed(surplus)
