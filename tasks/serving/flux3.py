@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from accel.errors import ConfigError, StrictModeError, UnequalBitsError
+from accel.errors import ConfigError, ObservationError, StrictModeError, UnequalBitsError
 from pipelines.flux3_action.image_format import ImageFormat
 from pipelines.flux3_action.observation import ALIASES, Observation, parse_observation
 from pipelines.flux3_action.outputs import channels_of
@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 WARM_UP_RUNS = 3
 """Of each warm-up request: the first captures, the others replay."""
+
+MAX_PROMPT = 2**16
+"""Characters. All of a prompt are tokenized before it is cut, a second and 300 MB for each million."""
 
 # Part of the answer's timing -> stages that make it up.
 _PARTS = {
@@ -107,6 +110,10 @@ class Flux3Policy:
             guidance_action=_given(parameters.guidance_scale_action, own.guidance_action),
         )
         parsed = parse_observation(observation, self._pipeline.config, defaults.images)
+        if len(parsed.prompt) > MAX_PROMPT:
+            raise ObservationError(
+                f"prompt: {len(parsed.prompt)} characters; at most {MAX_PROMPT} are taken by this server"
+            )
         seed = _given(parameters.seed, defaults.seed)
         return self._pipeline.request(parsed, seed=seed, settings=settings)
 

@@ -201,6 +201,7 @@ def test_recorded_metadata_of_the_released_policy(golden_json) -> None:
         ({"images": {"wrist": np.zeros((10, 10, 3), np.uint8)}}, "no camera left, right"),
         ({"images": [1, 2, 3]}, "a mapping from camera to image"),
         ({"prompt": 3}, "prompt"),
+        ({"prompt": "x" * 65537}, "prompt: 65537 characters; at most 65536 are taken"),
         ({"parameters": {"num_inference_steps": 5}}, "at most 4"),
         ({"parameters": {"action_horizon": 33}}, "returns 1..32"),
         ({"parameters": {"guidance_scale": float("inf")}}, "guidance"),
