@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -110,7 +111,7 @@ def resolve(
     if not spec:
         raise CheckpointError("empty path or hub id. Use a path or repo_id[:file_or_subfolder][@revision].")
     for base in (*relative_to, Path()):
-        path = base / Path(spec).expanduser()
+        path = base / expanduser(spec)
         if path.exists():
             return path / default_file if default_file and path.is_dir() else path
     where = HubId.parse(spec)

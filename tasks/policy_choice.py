@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def overrides_of(value: str) -> list[str]:
 
     Raises: ConfigError for a file that can't be read, is no mapping, or is read otherwise than it looks.
     """
-    path = Path(value).expanduser()
+    path = Path(expanduser(value))
     try:
         policy = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def _locate(weights: WeightsConfig, variant: str, hub: Hub) -> tuple[Path, str]:
     """Folder of the variant on disk, and where it came from."""
     subfolder = variant_subfolder(variant)
     if weights.kind == "local":
-        root = Path(weights.path or "").expanduser()
+        root = Path(expanduser(weights.path or ""))
         return root / subfolder, str(root)
     where = HubId(weights.repo or "", subfolder or None, weights.revision)
     return hub.folder(where, files=PACKAGE_FILES), str(where)

@@ -154,6 +154,11 @@ def test_hub_refusals_are_told_apart(hub, spec, fault):
         resolve(spec, default_file="video_vae.safetensors", hub=hub)
 
 
+def test_the_home_of_nobody_holds_nothing(hub):
+    with pytest.raises(CheckpointError, match="~no-such-user"):
+        resolve("~no-such-user/base", hub=hub)
+
+
 def test_missing_subfolder(hub):
     with pytest.raises(CheckpointError, match="'org/base:gone': no model files there"):
         resolve("org/base:gone", hub=hub)

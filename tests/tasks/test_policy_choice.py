@@ -62,6 +62,11 @@ def test_any_text_is_read_back(tmp_path: Path, manifest: str) -> None:
     assert policy_of(f"accel={file}").manifest == manifest
 
 
+def test_the_home_of_nobody_is_no_such_file() -> None:
+    with pytest.raises(ConfigError, match=r"accel=~no-such-user/mine\.yaml: no such file"):
+        policy_of("accel=~no-such-user/mine.yaml")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
