@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from accel.errors import ConfigError
 from tasks.composition import Composed, Composer, quoted
+from tasks.job_record import JOB_FILE
 from tasks.result_file import RESULT_FILE
 from tasks.short_forms import written_out
 from tasks.sweep import Job, register_resolvers
@@ -265,6 +266,8 @@ def _refuse_clashes(folders: Sequence[Path], *, may_hold_results: bool) -> None:
         seen[folder] = number
         # False also for a path that can't be
         if not may_hold_results and os.path.exists(folder / RESULT_FILE):
-            raise ConfigError(
+            held = (
                 f"'{folder}' already holds a {RESULT_FILE}, which is never replaced. Set another output.dir"
             )
+            resume = ", or go on with that sweep: its command with output.resume=true"
+            raise ConfigError(held + (resume if os.path.exists(folder / JOB_FILE) else ""))

@@ -148,6 +148,7 @@ def test_a_sweep_that_was_cut_short_is_resumed_and_never_replaced(tmp_path: Path
     again = run(tmp_path, *command)
     assert again.returncode == 2
     assert "already holds a result.json" in again.stderr
+    assert "go on with that sweep: its command with output.resume=true" in again.stderr
 
     other = run(tmp_path, "-m", "seed=4,2,3", "output.dir=s", "output.resume=true")
     assert other.returncode == 2
