@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 
@@ -86,7 +86,7 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         device: torch.device,
         policy: AccelPolicy,
         stages: Sequence[Stage],
-        remake: Callable[[AccelPolicy], Pipeline[RequestT, ResultT]],
+        remake: Callable[[AccelPolicy], Self],
     ) -> None:
         """remake: see `with_policy`."""
         self.description = description
@@ -109,7 +109,7 @@ class Pipeline(ABC, Generic[RequestT, ResultT]):
         """Start measuring afresh; captured graphs stay."""
         self._runner.new_record()
 
-    def with_policy(self, policy: AccelPolicy) -> Pipeline[RequestT, ResultT]:
+    def with_policy(self, policy: AccelPolicy) -> Self:
         """Another pipeline on the same components: weights are shared, graphs and caches are not."""
         with current_device(self._device):
             return self._remake(policy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
 
 from accel.policy import AccelPolicy
 from pipelines.auto_policy import AutoChoice, choose
@@ -11,6 +13,8 @@ from pipelines.pipeline import PipelineDescription
 from pipelines.policy_file import policy_yaml
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
+
+P = TypeVar("P", bound=TimedPipeline)
 
 POLICY_FILE = "auto.yaml"
 
@@ -27,6 +31,19 @@ def choice_for(
     choice = choose(pipeline, request, policy, progress=console.progress)
     console.choice(choice)
     return choice
+
+
+@contextmanager
+def as_chosen(
+    loaded: P, request: Any, policy: AccelPolicy, *, console: RunConsole
+) -> Iterator[tuple[P, AutoChoice | None]]:
+    """The pipeline with the policy that `choice_for` finds, closed at the end; or `loaded` itself."""
+    choice = choice_for(loaded, request, policy, console=console)
+    if choice is None:
+        yield loaded, None
+        return
+    with closing(loaded.with_policy(choice.policy)) as pipeline:
+        yield pipeline, choice
 
 
 def policy_files(choice: AutoChoice | None, description: PipelineDescription) -> dict[str, bytes]:

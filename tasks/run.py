@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ from pipelines.output_folder import OutputFolder
 from pipelines.paired_timing import TimedPipeline
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.termination import Terminated
-from tasks.auto_choice import choice_for, choices_in_words, policy_files
+from tasks.auto_choice import as_chosen, choices_in_words, policy_files
 from tasks.config import RunConfig, RunTask, config_hash
 from tasks.console import RunConsole
 from tasks.delayed_signals import delaying_signals
@@ -47,7 +47,7 @@ class Result(Protocol):
 class RunnablePipeline(TimedPipeline, Protocol):
     """What this task needs of a pipeline; see `pipelines.pipeline.Pipeline`."""
 
-    def with_policy(self, policy: AccelPolicy) -> RunnablePipeline: ...
+    def with_policy(self, policy: AccelPolicy) -> Self: ...
     def warm_up(self, requests: Sequence[Any], *, progress: Progress = ...) -> Sequence[Result]: ...
     def run(self, request: Any, *, progress: Progress = ...) -> Result: ...
     def capture_manifest(self, manifest: Manifest) -> None: ...
@@ -157,11 +157,7 @@ def _opened(
     loaded, request = load(config, progress=console.progress)
     with contextlib.closing(loaded):
         console.built(loaded.description)
-        choice = choice_for(loaded, request, config.accel, console=console)
-        if choice is None:
-            yield loaded, request, None
-            return
-        with contextlib.closing(loaded.with_policy(choice.policy)) as pipeline:
+        with as_chosen(loaded, request, config.accel, console=console) as (pipeline, choice):
             yield pipeline, request, choice
 
 

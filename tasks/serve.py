@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines.build import build
 from pipelines.flux3_action.pipeline import Flux3ActionPipeline
-from tasks.auto_choice import choice_for
+from tasks.auto_choice import as_chosen
 from tasks.config import RunConfig
 from tasks.console import RunConsole
 from tasks.manifest_file import manifest_of
@@ -57,10 +57,9 @@ def opened_as_configured(config: RunConfig, console: RunConsole) -> Iterator[Flu
     """The pipeline, with what `accel=auto` chose before the first connection; closed at the end."""
     with contextlib.closing(build(config, progress=console.progress)) as loaded:
         console.built(loaded.description)
-        choice = choice_for(loaded, loaded.request_from(config), config.accel, console=console)
-        pipeline = loaded.with_policy(choice.policy) if choice else loaded
-        assert isinstance(pipeline, Flux3ActionPipeline)
-        with contextlib.closing(pipeline):
+        request = loaded.request_from(config)
+        with as_chosen(loaded, request, config.accel, console=console) as (pipeline, _):
+            assert isinstance(pipeline, Flux3ActionPipeline)
             yield pipeline
 
 
