@@ -9,13 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from accel.errors import ConfigError
 from pipelines.flux2.config import TOKEN_PIXELS
 from pipelines.flux2.images import Reference
 from pipelines.flux2.position_ids import Grid
+from pipelines.request_rules import MAX_SEED, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
-
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +40,14 @@ class ImageRequest:
         guides = isinstance(self.guidance, int | float) and math.isfinite(self.guidance)
         rules = {
             "prompt": (isinstance(self.prompt, str), "text"),
-            "seed": (_is_whole(self.seed, 0) and self.seed <= MAX_SEED, f"a whole number, 0 to {MAX_SEED}"),
-            "height": (_is_whole(self.height, 1) and self.height % TOKEN_PIXELS == 0, multiple),
-            "width": (_is_whole(self.width, 1) and self.width % TOKEN_PIXELS == 0, multiple),
-            "steps": (_is_whole(self.steps, 1), "a whole number >= 1"),
+            "seed": whole(self.seed, 0, MAX_SEED),
+            "height": (whole(self.height, 1)[0] and self.height % TOKEN_PIXELS == 0, multiple),
+            "width": (whole(self.width, 1)[0] and self.width % TOKEN_PIXELS == 0, multiple),
+            "steps": whole(self.steps, 1),
             "guidance": (guides and self.guidance >= 0, "a number >= 0"),
-            "images": (_is_whole(self.images, 1), "a whole number >= 1"),
+            "images": whole(self.images, 1),
         }
-        for field, (holds, legal) in rules.items():
-            if not holds:
-                raise ConfigError(f"{field}={getattr(self, field)} is out of range; use {legal}.")
+        require_rules(self, rules)
 
     @property
     def grid(self) -> Grid:
@@ -72,7 +68,3 @@ class ImageResult(DigestedOutputs):
     seed: int
     outputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-
-def _is_whole(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low

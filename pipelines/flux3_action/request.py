@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel.errors import ConfigError
 from pipelines.flux3_action.observation import Observation
 from pipelines.flux3_action.policy_config import Sampler
+from pipelines.request_rules import MAX_SEED, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 from stages.guidance import passes
 from stages.samplers import sampler_plan
-
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +40,14 @@ class ActionRequest:
 
     def __post_init__(self) -> None:
         rules = {
-            "seed": (_is_whole(self.seed, 0) and self.seed <= MAX_SEED, f"a whole number, 0 to {MAX_SEED}"),
-            "steps": (_is_whole(self.steps, 1), "a whole number >= 1"),
+            "seed": whole(self.seed, 0, MAX_SEED),
+            "steps": whole(self.steps, 1),
             "shift": (_is_number(self.shift) and self.shift > 0, "a number > 0"),
             "guidance_video": (_is_scale(self.guidance_video), "a number >= 0"),
             "guidance_action": (_is_scale(self.guidance_action), "a number >= 0"),
-            "horizon": (_is_whole(self.horizon, 1), "a whole number >= 1"),
+            "horizon": whole(self.horizon, 1),
         }
-        for field, (holds, legal) in rules.items():
-            if not holds:
-                raise ConfigError(f"{field}={getattr(self, field)} is out of range; use {legal}.")
+        require_rules(self, rules)
         sampler_plan(self.sampler, steps=self.steps, shift=self.shift)
 
     @property
@@ -79,10 +75,6 @@ class ActionResult(DigestedOutputs):
     seed: int
     outputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-
-def _is_whole(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
 def _is_number(value: object) -> bool:

@@ -16,9 +16,9 @@ from pipelines.ltx2.architectures import Size
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Defaults, defaults
 from pipelines.ltx2.guidance import Guidance, Scales
 from pipelines.ltx2.settings import Ltx2Settings, require_clip
+from pipelines.request_rules import MAX_SEED, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 
-MAX_SEED = 2**63 - 1
 _H264_SIDES = range(2, 16386)  # pixels; of an odd number the last one is left out
 
 
@@ -68,18 +68,13 @@ class VideoRequest:
         rules = {
             "prompt": (isinstance(self.prompt, str), "text"),
             "negative_prompt": (isinstance(self.negative_prompt, str), "text"),
-            "seed": (_is_whole(self.seed, 0, MAX_SEED), f"a whole number, 0 to {MAX_SEED}"),
-            **{
-                name: (_is_whole(getattr(self, name), 1), "a whole number >= 1")
-                for name in ("height", "width", "frames", "videos")
-            },
+            "seed": whole(self.seed, 0, MAX_SEED),
+            **{name: whole(getattr(self, name), 1) for name in ("height", "width", "frames", "videos")},
             "fps": (isinstance(self.fps, int | float) and 1 <= self.fps < math.inf, "a number >= 1"),
             "sigmas": (len(self.sigmas) > 0, "at least one noise level"),
-            "image_crf": (_is_whole(self.image_crf, 0, 51), "a whole number, 0 to 51"),
+            "image_crf": whole(self.image_crf, 0, 51),
         }
-        for field, (holds, legal) in rules.items():
-            if not holds:
-                raise ConfigError(f"{field}={getattr(self, field)} is out of range; use {legal}.")
+        require_rules(self, rules)
         require_clip(self.height, self.width, self.frames, two_stage=self.refinement is not None)
         if self.image is not None:
             _require_first_frame(self.image, crf=self.image_crf)
@@ -89,10 +84,6 @@ class VideoRequest:
         """Height and width in pixels that the first pass has: half of the video's if another follows."""
         scale = 1 if self.refinement is None else 2
         return self.height // scale, self.width // scale
-
-
-def _is_whole(value: object, low: int, high: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _require_first_frame(image: Image.Image, *, crf: int) -> None:
