@@ -22,13 +22,21 @@ def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str
     try:
         with Image.open(expanduser(path)) as image:
             image.load()
-            upright = ImageOps.exif_transpose(image)
+            turned = upright(image)
     except FileNotFoundError:
         raise ConfigError(f"{name}: no file {path}. Check the path.") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: {path} is no readable image ({why}).") from None
-    return as_rgb(upright, name=name)
+    return as_rgb(turned, name=name)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF data say. Raises: ValueError if they are damaged."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # Pillow raises SyntaxError, struct.error, TypeError, ...
+        raise ValueError("the EXIF data of the image are damaged; nobody knows how it is turned") from None
 
 
 def as_rgb(image: Image.Image, *, name: str) -> tuple[Image.Image, tuple[str, ...]]:

@@ -12,12 +12,13 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from accel.errors import ObservationError
 from pipelines.flux3_action.arrays import real_array
 from pipelines.flux3_action.image_format import ImageFormat
+from pipelines.pictures import upright
 
 RANGE_SLACK = 4 / 255
 """How far outside its range a float may lie, as a share of the range, and be clipped to it.
@@ -72,22 +73,20 @@ def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
 def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:
     """Upright RGB pixels: uint8 (H, W, 3), or float32 in [0, 1] where the file has 16 bits."""
     try:
-        upright = ImageOps.exif_transpose(image)
-    except Exception:  # Pillow raises SyntaxError, struct.error, TypeError, ...
-        raise ObservationError(
-            f"camera '{camera}': the EXIF data of the image are damaged; nobody knows how it is turned"
-        ) from None
-    if upright.mode.startswith("I;16"):  # 16-bit gray
-        gray = np.asarray(upright).astype(np.float32) / np.float32(65535)
+        turned = upright(image)
+    except ValueError as error:
+        raise ObservationError(f"camera '{camera}': {error}") from None
+    if turned.mode.startswith("I;16"):  # 16-bit gray
+        gray = np.asarray(turned).astype(np.float32) / np.float32(65535)
         return np.repeat(gray[:, :, None], 3, axis=2)
-    if upright.mode in ("I", "F"):
-        kind = "floats" if upright.mode == "F" else "32-bit integers"
+    if turned.mode in ("I", "F"):
+        kind = "floats" if turned.mode == "F" else "32-bit integers"
         raise ObservationError(
             f"camera '{camera}': an image of {kind} has no declared range; save 8 or 16 bits"
         )
-    if upright.mode in ("P", "PA"):
-        upright = upright.convert("RGBA")  # Pillow warns if a palette with transparency goes straight to RGB
-    return np.asarray(upright.convert("RGB"))
+    if turned.mode in ("P", "PA"):
+        turned = turned.convert("RGBA")  # Pillow warns if a palette with transparency goes straight to RGB
+    return np.asarray(turned.convert("RGB"))
 
 
 def _layout_of(value: Any, image_format: ImageFormat) -> Literal["hwc", "chw"]:

@@ -124,3 +124,11 @@ def test_a_name_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.allclose(reference.pixels, EXACT, atol=1e-6)
     with pytest.raises(ConfigError, match=r"no file ~other\.png"):
         load_references(["~other.png"])
+
+
+def test_metadata_that_hide_how_the_picture_is_turned_are_refused(tmp_path: Path) -> None:
+    for number, damaged in enumerate((b"no metadata", b"II*\0\x08")):
+        path = tmp_path / f"{number}.png"
+        PICTURE.save(path, exif=b"Exif\0\0" + damaged)
+        with pytest.raises(ConfigError, match=r"\.png is no readable image \(the EXIF data .* are damaged"):
+            load_references([str(path)])
