@@ -33,9 +33,9 @@ class Accelerated:
     choice: AutoChoice | None
 
 
-def policy_named(name: str) -> AccelPolicy:
-    """What `accel=NAME` means without further settings. Raises: ConfigError."""
-    return compose(f"accel={name}").accel
+def policy_named(name: str, *overrides: str) -> AccelPolicy:
+    """What `accel=NAME` means, by itself or with further settings. Raises: ConfigError."""
+    return compose(f"accel={name}", *overrides).accel
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from provenance import provenance, stamp
 from timing import in_turn
 
 from accel.measure.timing import median
@@ -32,7 +32,6 @@ from pipelines.build import build, choose_device
 from tasks.arms import policy_named
 from tasks.auto_choice import choices_in_words
 from tasks.config import compose
-from tasks.environment import device_facts, software
 from tasks.heap import keep_freed_memory
 from tasks.markdown_table import markdown_table
 
@@ -74,9 +73,7 @@ def main() -> None:
     device = choose_device("auto")
     keep_freed_memory()  # as every task does
     report: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "software": software(),
-        "device": device_facts(str(device)),
+        **provenance(device),
         "seconds": options.seconds,
         "works": {},
     }
@@ -121,7 +118,6 @@ def _measure(work: Work, size: str, seconds: float) -> dict[str, Any]:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
     heads = ("Work", *FIXED, AUTO, "best fixed", "auto to it", "choosing s", "equal bits")
     rows = []
     for name, row in report["works"].items():
@@ -145,7 +141,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines = [
         "# accel=auto beside the fixed policies",
         "",
-        f"{report['date']}, {report['device']['name']}; {versions}.",
+        stamp(report),
         "Command: `python docs/benchmarks/auto.py OUT_FOLDER`. ms of whole requests that encode their",
         "prompts anew, medians, all policies in turn in one process; LTX-2.0 with 2 denoising steps. At",
         f"most {report['seconds']:g} s for each choice.",

@@ -22,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from flux3_tables import markdown
+from provenance import provenance
 
 from accel.fusion.compare import first_mismatch
 from accel.fusion.scope import fusion_scope
@@ -37,7 +38,6 @@ from pipelines.flux3_action.weights import load_components
 from pipelines.pipeline import Placement
 from pipelines.weights_config import WeightsConfig
 from tasks.config import compose
-from tasks.environment import device_facts, software
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = {
@@ -65,9 +65,7 @@ def main(out: Path) -> None:
         dtype=torch.bfloat16,
     )
     report: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "software": software(),
-        "device": device_facts(str(device)),
+        **provenance(device),
         "load_s": time.perf_counter() - started,
     }
     pipelines = {

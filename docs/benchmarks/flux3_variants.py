@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from policies import policy_of
 from products_alone import products_alone
+from provenance import provenance, stamp
 from timing import captured, in_turn
 
 from accel.fusion.compare import first_mismatch
@@ -36,7 +37,6 @@ from pipelines.flux3_action.observation import parse_observation
 from pipelines.flux3_action.observation_files import load_episode_frame
 from pipelines.pipeline import Pipeline
 from tasks.config import ROOT, compose
-from tasks.environment import device_facts, software
 from tasks.heap import keep_freed_memory
 from tasks.markdown_table import markdown_table
 
@@ -49,9 +49,7 @@ WARM_UPS, ROUNDS, FRAMES = 3, 12, 4
 def main(out: Path) -> None:
     keep_freed_memory()  # as every task does
     report: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "software": software(),
-        "device": device_facts("cuda:0"),
+        **provenance("cuda:0"),
         "variants": {},
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -126,7 +124,6 @@ def _products(pipeline: Pipeline[Any, Any], request: Any) -> Callable[[], None]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
     heads = (
         "Variant",
         *(f"{arm} ms" for arm in ARMS),
@@ -138,7 +135,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# FLUX 3 Action requests of several variants",
         "",
-        f"{report['date']}, {report['device']['name']}; {versions}.",
+        stamp(report),
         "Command: `python docs/benchmarks/flux3_variants.py OUT_FOLDER`. Synthetic weights, DROID shapes,",
         f"captions encoded before, VAE included; medians of {ROUNDS} requests, arms in turn in one process.",
         "Products: the matrix products, convolutions and attention of the request as one graph.",

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from forwards_tables import markdown
 from forwards_works import WORKS, Work
 from products_alone import products_alone
+from provenance import provenance
 from timing import captured, in_turn
 
 from accel.fusion.mounting import Mount, mount
@@ -42,7 +43,6 @@ from accel.region import region
 from accel.runner import Runner
 from stages.stage import Field, Stage, State
 from tasks.config import compose
-from tasks.environment import device_facts, software
 from tasks.kernel_categories import category_of
 
 ARMS = {"graph": "accel=graph", "fused": "accel=fused", "graph+fused": "accel=graph+fused"}
@@ -109,9 +109,7 @@ def _add(out: Path, name: str, row: Mapping[str, Any], device: torch.device) -> 
     file = out / REPORT
     earlier = json.loads(file.read_text())["works"] if file.exists() else {}
     report = {
-        "date": time.strftime("%Y-%m-%d"),
-        "software": software(),
-        "device": device_facts(str(device)),
+        **provenance(device),
         "works": {**earlier, name: row},
     }
     file.write_text(json.dumps(report, indent=1))

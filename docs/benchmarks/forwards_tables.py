@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from provenance import stamp
+
 _IN_TURN = ("eager", "graph", "compile + graph", "fused", "graph+fused", "matmul + attention")
 
 
 def markdown(report: dict[str, Any]) -> str:
-    device = report["device"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
     lines = [
         "# One transformer forward",
         "",
-        f"{report['date']}, {device.get('name', device)}; {versions}.",
+        stamp(report),
         "Command: `python docs/benchmarks/forwards.py OUT_FOLDER`. Synthetic bf16 weights, batch 1,",
         "medians in ms, a process for each work, arms in turn in it. Matmul + attention: the products of the",
         "fused forward as a graph of their own. Compile without a graph took turns with eager alone.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from provenance import stamp
+
 from accel.measure.timing import median
 from tasks.markdown_table import markdown_table
 
@@ -23,12 +25,11 @@ _STAGES = (
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The page of what `generation.json` holds; works and arms that failed are rows with their error."""
-    device, works = report["device"], report["works"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
+    works = report["works"]
     lines = [
         "# Whole requests",
         "",
-        f"{report['date']}, {device['name']}, size={report['size']}; {versions}.",
+        stamp(report, f"size={report['size']}"),
         "Command: `python docs/benchmarks/generation.py OUT_FOLDER`. Synthetic weights, batch 1, one",
         "process; every request encodes its prompts anew. Medians. An arm takes turns with eager (A B B A);",
         "its speed-up is to those turns of eager. First result: from loaded weights through mounting,",

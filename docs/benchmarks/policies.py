@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel.policy import AccelPolicy
-from tasks.config import compose
+from tasks.arms import policy_named
 
 
 def policy_of(arm: str, *model: str) -> AccelPolicy:
@@ -12,4 +12,4 @@ def policy_of(arm: str, *model: str) -> AccelPolicy:
     model: overrides that choose the model, which must have the savings.
     """
     name, *savings = arm.split(", ")
-    return compose(*model, f"accel={name}", *(f"accel.fused.{saving}=true" for saving in savings)).accel
+    return policy_named(name, *model, *(f"accel.fused.{saving}=true" for saving in savings))

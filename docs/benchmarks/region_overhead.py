@@ -24,6 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from provenance import provenance, stamp
 from timing import captured
 
 from accel.graphs.buffers import clone_layout
@@ -34,7 +35,6 @@ from accel.region import loop_bodies_of, regions_of
 from pipelines.build import build
 from pipelines.pipeline import Pipeline
 from tasks.config import compose
-from tasks.environment import device_facts, software
 from tasks.markdown_table import markdown_table
 
 WARM_UPS, ROUNDS, SECONDS = 20, 400, 8.0
@@ -80,9 +80,7 @@ def main(out: Path) -> None:
             rows[each.name] = _in_turn(lambda each=each: each.ours(*each.args), by_hand)
         print(each.name, rows[each.name], flush=True)
     report = {
-        "date": time.strftime("%Y-%m-%d"),
-        "software": software(),
-        "device": device_facts("cuda:0"),
+        **provenance("cuda:0"),
         "regions": rows,
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -146,7 +144,6 @@ def _in_turn(ours: Call, by_hand: Call) -> dict[str, float]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
     heads = ("Region", "ours p50 us", "by hand p50 us", "ratio", "more us", "ours p99 us", "by hand p99 us")
     rows = [
         [
@@ -161,7 +158,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# Regions against graphs written by hand",
         "",
-        f"{report['date']}, {report['device']['name']}; {versions}.",
+        stamp(report),
         "Command: `python docs/benchmarks/region_overhead.py OUT_FOLDER`. FLUX 3 Action at full size,",
         "synthetic bf16 weights, DROID shapes. Copy in, replay, copy out and wait, the device idle before;",
         "in turn (A B B A) in one process.",

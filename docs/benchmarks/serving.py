@@ -13,29 +13,30 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from provenance import provenance, versions
 from serving_load import HALF_OPEN, SLOW_READERS, bad_neighbours, disconnects, fairness, growth, malformed
 from serving_overhead import overhead, split
 from serving_servers import child, make_policy
 
 from pipelines.build import choose_device
-from tasks.environment import device_facts, software
 from tasks.heap import keep_freed_memory
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     device = report["device"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["software"].items())
     lines = [
         "# The policy server under nonsense, bad clients and load",
         "",
         f"    {report['command']}",
         "",
-        f"{report['date']}, {device['device']} {device['name']}, {os.cpu_count()} CPU cores; {versions}.",
+        f"{report['date']}, {device['device']} {device['name']}, {os.cpu_count()} CPU cores; "
+        f"{versions(report)}.",
         "Client and server share the machine and talk over loopback; an observation is three 360 x 640 uint8",
         f"cameras, 2.1 MB. FLUX 3 Action ran with {' '.join(report['overrides'])}.",
         "",
@@ -127,11 +128,9 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
     overrides = overrides or ["accel=graph+fused"]
     report: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
+        **provenance(choose_device("auto")),
         "command": " ".join(["python docs/benchmarks/serving.py OUT_FOLDER", *sys.argv[2:]]),
         "overrides": overrides,
-        "software": software(),
-        "device": device_facts(str(choose_device("auto"))),
         "load_before": os.getloadavg()[0],
     }
     keep_freed_memory()  # as every task does
