@@ -232,16 +232,19 @@ class RunRecord:
 
     def stage(self, name: str) -> StageRecord:
         """The stage's record, made on first use."""
-        return self.stages.setdefault(name, StageRecord(name))
+        record = self.stages.get(name)
+        return record if record is not None else self.stages.setdefault(name, StageRecord(name))
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [stage.to_dict() for stage in self.stages.values()]
 
 
 def _count(counter: Counter[AnyOutcome], outcome: AnyOutcome) -> None:
-    if outcome not in counter and len(counter) >= MAX_DETAILS:
-        outcome = replace(outcome, detail="")
-    counter[outcome] += 1
+    known = counter.get(outcome)
+    if known is not None:
+        counter[outcome] = known + 1
+        return
+    counter[outcome if len(counter) < MAX_DETAILS else replace(outcome, detail="")] += 1
 
 
 def _text(reason: Reason | None) -> str | None:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -92,7 +92,8 @@ class Gate:
         self._import_error = ""
         self._repro: Repro | None = None
         self._verify_ms = 0.0
-        self._known: dict[Hashable, SiteOutcome] = {}
+        self._refused: dict[Hashable, SiteOutcome] = {}
+        self._plans: dict[Hashable, Callable[..., Any]] = {}
         self._calls: Counter[Reason | None] = Counter()
         self._fused = SiteOutcome(site.name, fused=True)
 
@@ -114,10 +115,11 @@ class Gate:
         if refusal is not None:
             return fallback(*args), refusal
         layout = layout_of(args)
-        known = self._known.get(layout)
-        if known is None:
-            return self._run_new(layout, args, fallback)
-        return self._run_verified(args, fallback) if known.fused else (fallback(*args), known)
+        plan = self._plans.get(layout)
+        if plan is not None:
+            return self._run_kernel(plan, args, fallback)
+        refusal = self._refused.get(layout)
+        return (fallback(*args), refusal) if refusal is not None else self._run_new(layout, args, fallback)
 
     def _momentary_refusal(self, args: tuple[Any, ...]) -> SiteOutcome | None:
         """What the state of the thread forbids, whatever the arguments look like."""
@@ -148,25 +150,28 @@ class Gate:
         """A layout not seen before: refuse it, or file it under a signature that is or gets verified."""
         refusal = self._lasting_refusal(args)
         if refusal is not None:
-            self._remember(layout, refusal)
+            _remember(self._refused, layout, refusal)
             return fallback(*args), refusal
         signature = signature_of(args)
         if signature in self._verified:
-            self._remember(layout, self._fused)
-            return self._run_verified(args, fallback)
+            return self._run_kernel(partial(self._run_planned, layout), args, fallback)
         if _is_capturing(args):
             return fallback(*args), self._outcome(Reason.UNVERIFIED, "first call is in a capture")
         return self._run_first(signature, args)
 
-    def _remember(self, layout: Hashable, outcome: SiteOutcome) -> None:
-        if len(self._known) >= _MAX_LAYOUTS:
-            self._known.clear()
-        self._known[layout] = outcome
-
-    def _run_verified(self, args: tuple[Any, ...], fallback: Callable[..., Any]) -> tuple[Any, SiteOutcome]:
+    def _run_planned(self, layout: Hashable, *args: Any) -> Any:
+        """Run the kernel by a new plan, which is kept for later calls of this layout."""
         assert self._kernel is not None
+        plan = self._kernel.plan(*args)
+        value = plan(*args)
+        _remember(self._plans, layout, plan)
+        return value
+
+    def _run_kernel(
+        self, run: Callable[..., Any], args: tuple[Any, ...], fallback: Callable[..., Any]
+    ) -> tuple[Any, SiteOutcome]:
         try:
-            return self._kernel.run(*args), self._fused
+            return run(*args), self._fused
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -259,6 +264,12 @@ class Gate:
         except ImportError as error:
             self._import_error = str(error)
             return None
+
+
+def _remember(known: dict[Hashable, Any], layout: Hashable, value: Any) -> None:
+    if len(known) >= _MAX_LAYOUTS:
+        known.clear()
+    known[layout] = value
 
 
 def _is_traced(first: Tensor) -> bool:

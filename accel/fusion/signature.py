@@ -19,8 +19,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def layout_of(args: Sequence[Any]) -> Hashable:
-    """Exact shapes, strides, dtypes, device and alignment of a call. Never waits for the device."""
-    return tuple([_layout(arg) if isinstance(arg, Tensor) else arg for arg in args])
+    """Exact shapes, strides, dtypes, device and alignment of a call. Never waits for the device.
+
+    Numbers count with the sign of zero, which equality does not see: a plan has them built in.
+    """
+    return tuple([_layout(arg) if isinstance(arg, Tensor) else arg or repr(arg) for arg in args])
 
 
 def _layout(tensor: Tensor) -> Hashable:

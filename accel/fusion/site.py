@@ -16,7 +16,8 @@ Tier = Literal["exact"]
 class Kernel:
     """A fused candidate for a site.
 
-    run: takes what the site's reference takes and returns what it returns.
+    plan: takes what the site's reference takes; returns a function for such calls that does what the
+        reference does. Layouts, and arguments that are not tensors, are settled in it; it keeps no tensor.
     refuses: what in the arguments the kernel cannot serve, in words; empty when it can. Looks at
         shapes, strides, dtypes and alignment alone.
     shorten: the arguments cut to what is worth running on stress vectors; by default as they are.
@@ -24,10 +25,14 @@ class Kernel:
         that apply a function of one variable.
     """
 
-    run: Callable[..., Any]
+    plan: Callable[..., Callable[..., Any]]
     refuses: Callable[..., str] = lambda *_: ""
     shorten: Callable[..., tuple[Any, ...]] = lambda *args: args
     proof: Callable[[torch.dtype, torch.device], tuple[Any, ...]] | None = None
+
+    def run(self, *args: Any) -> Any:
+        """The value of one call."""
+        return self.plan(*args)(*args)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ def kernel_behind(request, monkeypatch):
         site = Site(
             name=name,
             reference=reference,
-            load=lambda: Kernel(run=run),
+            load=lambda: Kernel(plan=lambda *_: run),
             dtypes=(torch.float32,),
             devices=("cpu",),
         )

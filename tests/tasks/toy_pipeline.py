@@ -142,7 +142,7 @@ def gates(**wrong: Callable[..., bool]) -> Callable[[str], Gate]:
         if name not in made:
             site = registry.get(name)
             run = _flipping(site.reference, wrong[name]) if name in wrong else site.reference
-            made[name] = Gate(replace(site, load=lambda: Kernel(run=run), devices=("cpu",)))
+            made[name] = Gate(replace(site, load=lambda: Kernel(plan=lambda *_: run), devices=("cpu",)))
         return made[name]
 
     return gate

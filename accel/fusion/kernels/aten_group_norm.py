@@ -12,6 +12,8 @@ ATen keeps them on one multiprocessor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from accel.fusion.kernels.aten_rms_norm import multiply_add
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 
 MIN_SIZE = 512  # a smaller group gets 32 threads from ATen
 _THREADS = tl.constexpr(512)
@@ -92,17 +95,24 @@ def _halves(x, rows: tl.constexpr):
     return tl.reshape(low, (rows * half,)), tl.reshape(high, (rows * half,))
 
 
-def group_statistics(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def plan_group_statistics(x: Tensor, groups: int, eps: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Mean and 1 / sqrt(variance + eps) of every group of channels, rounded to bf16.
 
-    x: bf16 (B, C, ...), contiguous, groups of at least `MIN_SIZE` elements. Returns two (B * groups,).
+    x: bf16 (B, C, ...), groups of at least `MIN_SIZE` elements. What is returned takes a tensor like x,
+    contiguous, and returns two (B * groups,).
     """
     count = x.shape[0] * groups
     size = x.numel() // count
-    means, m2s = torch.empty((2, count, _THREADS.value), dtype=torch.float32, device=x.device)
-    _thread_moments_kernel[(count, _THREADS.value // _SHARE.value)](
-        means, m2s, x, size, num_warps=1, enable_fp_fusion=False
-    )
-    mean, rstd = torch.empty((2, count), dtype=x.dtype, device=x.device)
-    _fold_kernel[(count,)](mean, rstd, means, m2s, size, eps, enable_fp_fusion=False)
-    return mean, rstd
+    new_moments = allocator((count, _THREADS.value), torch.float32, x.device)
+    new_statistic = allocator((count,), x.dtype, x.device)
+    find_moments = Launch(_thread_moments_kernel, (count, _THREADS.value // _SHARE.value), size, num_warps=1)
+    fold = Launch(_fold_kernel, (count,), size, eps)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        moments = new_moments(), new_moments()
+        find_moments(*moments, x)
+        statistics = new_statistic(), new_statistic()
+        fold(*statistics, *moments)
+        return statistics
+
+    return run

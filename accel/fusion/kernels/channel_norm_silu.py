@@ -7,12 +7,15 @@ over x, which finds the root once per pixel of a tile. Bytes, in sizes of x: 5 a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch
 from accel.fusion.site import Kernel
 
 # (channels, pixels) of a tile, long where memory is contiguous.
@@ -49,29 +52,27 @@ def _channel_norm_silu_kernel(
     tl.store(out + start + offset, store_as(silu, tl.bfloat16), mask=inside)
 
 
-def _run(x: Tensor, eps: float) -> Tensor:
-    mean = torch.mean(x**2, dim=1, keepdim=True)
-    out = torch.empty_like(x)
+def _plan(x: Tensor, eps: float) -> Callable[[Tensor, float], Tensor]:
     batch, channels = x.shape[:2]
     pixels = x.shape[2:].numel()
     pixels_inner = x.is_contiguous()
     tile_channels, tile_pixels = _PIXELS_INNER if pixels_inner else _CHANNELS_INNER
-    _channel_norm_silu_kernel[
-        (triton.cdiv(pixels, tile_pixels), triton.cdiv(channels, tile_channels), batch)
-    ](
-        out,
-        x,
-        mean,
-        channels,
-        pixels,
-        pixels if pixels_inner else 1,
-        1 if pixels_inner else channels,
+    launch = Launch(
+        _channel_norm_silu_kernel,
+        (triton.cdiv(pixels, tile_pixels), triton.cdiv(channels, tile_channels), batch),
+        *(channels, pixels),
+        *((pixels, 1) if pixels_inner else (1, channels)),
         eps,
         tile_channels=tile_channels,
         tile_pixels=tile_pixels,
-        enable_fp_fusion=False,
     )
-    return out
+
+    def run(x: Tensor, _: float) -> Tensor:
+        out = torch.empty_like(x)
+        launch(out, x, torch.mean(x**2, dim=1, keepdim=True))
+        return out
+
+    return run
 
 
 def _refuses(x: Tensor, eps: float) -> str:
@@ -96,4 +97,4 @@ def bytes_moved(x: Tensor, eps: float) -> int:
     return 2 * x.nbytes
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=_shorten)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=_shorten)

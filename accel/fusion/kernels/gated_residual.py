@@ -6,13 +6,15 @@ r rounds to the storage dtype.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from accel.fusion.kernels.layout import launch_grid, refuse_rows, row_strides
+from accel.fusion.kernels.layout import refuse_rows, row_grid, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -53,23 +55,24 @@ def _gated_residual_kernel(
     tl.store(out + out_row * width + column, store_as(residual + gated, dtype), mask=inside)
 
 
-def _run(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    second = a if b is None else b
-    strides = (*row_strides(x), *row_strides(gate), *row_strides(a), *row_strides(second))
-    _gated_residual_kernel[launch_grid(out, _BLOCK)](
-        out,
-        x,
-        gate,
-        a,
-        second,
-        *strides,
+def _plan(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> Callable[..., Tensor]:
+    new = allocator(x.shape, x.dtype, x.device)
+    second = row_strides(a if b is None else b)
+    launch = Launch(
+        _gated_residual_kernel,
+        row_grid(x.shape, _BLOCK),
+        *(*row_strides(x), *row_strides(gate), *row_strides(a), *second),
         has_b=b is not None,
-        width=out.shape[2],
+        width=x.shape[2],
         block=_BLOCK,
-        enable_fp_fusion=False,
     )
-    return out
+
+    def run(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
+        out = new()
+        launch(out, x, gate, a, a if b is None else b)
+        return out
+
+    return run
 
 
 def _refuses(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None) -> str:
@@ -81,4 +84,4 @@ def bytes_moved(x: Tensor, gate: Tensor, a: Tensor, b: Tensor | None = None) -> 
     return 2 * x.nbytes + gate.nbytes + a.nbytes + (0 if b is None else b.nbytes)
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_rows)

@@ -7,14 +7,17 @@ a = rstd * weight and b = bias - a * mean are fp32, every operation rounded, mea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from accel.fusion.kernels.aten_group_norm import MIN_SIZE, group_statistics
+from accel.fusion.kernels.aten_group_norm import MIN_SIZE, plan_group_statistics
 from accel.fusion.kernels.aten_rms_norm import multiply_add
 from accel.fusion.kernels.rounding import MIN_EPS, round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 
 _BLOCK = 2048
@@ -48,28 +51,22 @@ def _group_norm_silu_kernel(
     tl.store(out + index, store_as(silu, tl.bfloat16), mask=pixel < pixels)
 
 
-def _run(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    x = x.contiguous()  # as eager does on CUDA, whose result is contiguous then too
-    mean, rstd = group_statistics(x, groups, eps)
-    out = torch.empty_like(x)
+def _plan(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Callable[..., Tensor]:
+    new = allocator(x.shape, x.dtype, x.device)
+    statistics = plan_group_statistics(x, groups, eps)
     batch, channels = x.shape[:2]
     pixels = x.shape[2:].numel()
     blocks = triton.cdiv(pixels, _BLOCK)
-    _group_norm_silu_kernel[(batch * channels * blocks,)](
-        out,
-        x,
-        mean,
-        rstd,
-        weight,
-        bias,
-        channels,
-        channels // groups,
-        pixels,
-        blocks,
-        block=_BLOCK,
-        enable_fp_fusion=False,
-    )
-    return out
+    sizes = channels, channels // groups, pixels, blocks
+    launch = Launch(_group_norm_silu_kernel, (batch * channels * blocks,), *sizes, block=_BLOCK)
+
+    def run(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()  # as eager does on CUDA, whose result is contiguous then too
+        out = new()
+        launch(out, x, *statistics(x), weight, bias)
+        return out
+
+    return run
 
 
 def _refuses(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> str:
@@ -102,4 +99,4 @@ def bytes_moved(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float
     return 3 * x.nbytes + weight.nbytes + bias.nbytes
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=_shorten)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=_shorten)

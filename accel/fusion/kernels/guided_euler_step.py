@@ -7,7 +7,7 @@ the dtype of the tensor that it multiplies, a Python number is not (fusion spec 
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable
 
 import torch
 import triton
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch
 from accel.fusion.site import Kernel
 
 _MAX_BLOCK = 1024
@@ -27,8 +28,8 @@ def _guided_euler_step_kernel(
     sample,
     cond,
     uncond,
-    guidance,
     delta,
+    guidance,
     rows,
     columns,
     sample_batch,
@@ -60,23 +61,27 @@ def _guided_euler_step_kernel(
     tl.store(out + here, store_as(start + step, dtype), mask=inside)
 
 
-def _run(sample: Tensor, cond: Tensor, uncond: Tensor | None, guidance: float, delta: Tensor) -> Tensor:
-    out = torch.empty_like(sample, dtype=cond.dtype)  # in the memory order of the sample
-    tensors = [_as_rows(tensor) for tensor in (out, sample, cond, cond if uncond is None else uncond)]
+def _plan(
+    sample: Tensor, cond: Tensor, uncond: Tensor | None, guidance: float, delta: Tensor
+) -> Callable[..., Tensor]:
+    tensors = [_as_rows(tensor) for tensor in (sample, cond, cond if uncond is None else uncond)]
     batch, rows, columns = tensors[0].shape
     block = min(_MAX_BLOCK, triton.next_power_of_2(columns))
-    _guided_euler_step_kernel[(batch * rows, triton.cdiv(columns, block))](
-        *tensors,
-        guidance,
-        delta,
-        rows,
-        columns,
-        *chain(*(tensor.stride() for tensor in tensors[1:])),
+    launch = Launch(
+        _guided_euler_step_kernel,
+        (batch * rows, triton.cdiv(columns, block)),
+        *(guidance, rows, columns),
+        *(stride for tensor in tensors for stride in tensor.stride()),
         guided=uncond is not None,
         block=block,
-        enable_fp_fusion=False,
     )
-    return out
+
+    def run(sample: Tensor, cond: Tensor, uncond: Tensor | None, _: float, delta: Tensor) -> Tensor:
+        out = torch.empty_like(sample, dtype=cond.dtype)  # in the memory order of the sample
+        launch(out, sample, cond, cond if uncond is None else uncond, delta)
+        return out
+
+    return run
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
@@ -116,4 +121,4 @@ def bytes_moved(sample: Tensor, cond: Tensor, uncond: Tensor | None, guidance: f
     return sample.nbytes + 2 * cond.nbytes + (0 if uncond is None else uncond.nbytes)
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses)
+KERNEL = Kernel(plan=_plan, refuses=_refuses)

@@ -8,6 +8,7 @@ but for the sum, without contraction. One launch per source of tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from accel.fusion.kernels.aten_rms_norm import add_squares, fold_lanes, refuse_norm
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -75,7 +77,7 @@ def _joint_qk_norm_rope_kernel(
     tl.store(k_out + target, _norm_and_rotate(k_tile, for_k, c, s, eps, dtype, group), mask=inside)
 
 
-def _run(
+def _plan(
     q: Tensor,
     k: Tensor,
     q_scale: Tensor,
@@ -84,49 +86,43 @@ def _run(
     sin: Tensor,
     eps: float,
     *first: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    new = allocator((q.shape[0], len(cos), *q.shape[2:]), q.dtype, q.device)
+    launch_first = _launch(first[0], cos, eps, start=0) if first else None
+    launch = _launch(q, cos, eps, start=len(cos) - q.shape[1])
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        q_scale: Tensor,
+        k_scale: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        _: float,
+        *first: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        q_out, k_out = new(), new()
+        if launch_first is not None:
+            launch_first(q_out, k_out, *first, cos, sin)
+        launch(q_out, k_out, q, k, q_scale, k_scale, cos, sin)
+        return q_out, k_out
+
+    return run
+
+
+def _launch(q: Tensor, cos: Tensor, eps: float, *, start: int) -> Launch:
+    """Turns q, and k like it, into the tokens of the outputs from `start` on."""
     batch, tokens, heads, channels = q.shape
-    shape = (batch, len(cos), heads, channels)
-    q_out, k_out = (torch.empty(shape, dtype=q.dtype, device=q.device) for _ in "qk")
-    if first:
-        _launch(q_out, k_out, cos, sin, eps, 0, *first)
-    _launch(q_out, k_out, cos, sin, eps, len(cos) - tokens, q, k, q_scale, k_scale)
-    return q_out, k_out
-
-
-def _launch(
-    q_out: Tensor,
-    k_out: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    eps: float,
-    start: int,
-    q: Tensor,
-    k: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
-) -> None:
-    """Turn q and k into the tokens of the outputs from `start` on."""
-    batch, tokens, heads, _ = q.shape
-    _joint_qk_norm_rope_kernel[(tokens, triton.cdiv(heads, _GROUP), batch)](
-        q_out,
-        k_out,
-        q,
-        k,
-        q_scale,
-        k_scale,
-        cos,
-        sin,
-        0 if batch == 1 else q.stride(0),
-        q.stride(1),
-        q.stride(2),
+    return Launch(
+        _joint_qk_norm_rope_kernel,
+        (tokens, triton.cdiv(heads, _GROUP), batch),
+        *(0 if batch == 1 else q.stride(0), q.stride(1), q.stride(2)),
         cos.stride(0),
-        q_out.stride(0),
+        len(cos) * heads * channels,
         start,
         eps,
         heads=heads,
         group=_GROUP,
-        enable_fp_fusion=False,
     )
 
 
@@ -185,4 +181,4 @@ def bytes_moved(
     return 2 * sum(tensor.nbytes for tensor in heads) + sum(tensor.nbytes for tensor in once)
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=_shorten)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=_shorten)

@@ -5,6 +5,7 @@ The kernel is that of residual_layer_norm_modulate.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,9 +16,16 @@ from accel.fusion.kernels.row_norms import refuse_layer_norm
 from accel.fusion.site import Kernel
 
 
-def _run(x: Tensor, shift: Tensor, scale: Tensor, segment: Tensor | None, eps: float) -> Tensor:
-    _, out = residual.norm_and_modulate(x, None, None, None, shift, scale, segment, eps)
-    return out
+def _plan(
+    x: Tensor, shift: Tensor, scale: Tensor, segment: Tensor | None, eps: float
+) -> Callable[..., Tensor]:
+    norm_and_modulate = residual.plan_norm_and_modulate(x, None, None, None, shift, scale, segment, eps)
+
+    def run(x: Tensor, shift: Tensor, scale: Tensor, segment: Tensor | None, eps: float) -> Tensor:
+        _, out = norm_and_modulate(x, None, None, None, shift, scale, segment, eps)
+        return out
+
+    return run
 
 
 def _refuses(x: Tensor, shift: Tensor, scale: Tensor, segment: Tensor | None, eps: float) -> str:
@@ -38,4 +46,4 @@ def bytes_moved(*args: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(args)) + int(args[0].nbytes)
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=_shorten)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=_shorten)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 
@@ -37,9 +39,9 @@ def row_strides(tensor: Tensor) -> tuple[int, int]:
     return (0 if batch == 1 else tensor.stride(0)), (0 if rows == 1 else tensor.stride(1))
 
 
-def launch_grid(out: Tensor, block: int) -> tuple[int, int, int]:
-    """One program per row and `block` columns of a (B, L, D) output: (L, D / block, B)."""
-    batch, rows, width = out.shape
+def row_grid(shape: Sequence[int], block: int) -> tuple[int, int, int]:
+    """One program per row and `block` columns of an output of shape (B, L, D): (L, D / block, B)."""
+    batch, rows, width = shape
     return rows, -(-width // block), batch
 
 

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from accel.fusion.kernels.layout import launch_grid, refuse_rows, row_strides
+from accel.fusion.kernels.layout import refuse_rows, row_grid, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -43,13 +45,18 @@ def _modulate_kernel(
     tl.store(out + out_row * width + column, store_as(product + b, dtype), mask=inside)
 
 
-def _run(normed: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    out = torch.empty(normed.shape, dtype=normed.dtype, device=normed.device)
+def _plan(normed: Tensor, shift: Tensor, scale: Tensor) -> Callable[..., Tensor]:
+    new = allocator(normed.shape, normed.dtype, normed.device)
     strides = (*row_strides(normed), *row_strides(shift), *row_strides(scale))
-    _modulate_kernel[launch_grid(out, _BLOCK)](
-        out, normed, shift, scale, *strides, width=out.shape[2], block=_BLOCK, enable_fp_fusion=False
-    )
-    return out
+    grid = row_grid(normed.shape, _BLOCK)
+    launch = Launch(_modulate_kernel, grid, *strides, width=normed.shape[2], block=_BLOCK)
+
+    def run(normed: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        out = new()
+        launch(out, normed, shift, scale)
+        return out
+
+    return run
 
 
 def _refuses(normed: Tensor, shift: Tensor, scale: Tensor) -> str:
@@ -61,4 +68,4 @@ def bytes_moved(normed: Tensor, shift: Tensor, scale: Tensor) -> int:
     return 2 * normed.nbytes + shift.nbytes + scale.nbytes
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_rows)

@@ -9,6 +9,8 @@ each, ((a0 + a1) + a2) + a3, then lanes fold at distance 16, 8, 4, 2, 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from accel.fusion.kernels.layout import row_strides
 from accel.fusion.kernels.rounding import MIN_EPS, round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -88,31 +91,29 @@ def _qk_norm_rope_kernel(
     tl.store(k_out + target, _norm_and_rotate(k_tile, for_k, cos, sin, eps, dtype, group), mask=inside)
 
 
-def _run(
+def _plan(
     q: Tensor, k: Tensor, q_scale: Tensor, k_scale: Tensor, cos_sin: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
     batch, tokens, heads, _ = q.shape
-    q_out, k_out = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in "qk")
-    angle_batch, angle_token = row_strides(cos_sin)
-    _qk_norm_rope_kernel[(tokens, triton.cdiv(heads, _GROUP), batch)](
-        q_out,
-        k_out,
-        q,
-        k,
-        q_scale,
-        k_scale,
-        cos_sin,
-        0 if batch == 1 else q.stride(0),
-        q.stride(1),
-        q.stride(2),
-        angle_batch,
-        angle_token,
+    new = allocator(q.shape, q.dtype, q.device)
+    launch = Launch(
+        _qk_norm_rope_kernel,
+        (tokens, triton.cdiv(heads, _GROUP), batch),
+        *(0 if batch == 1 else q.stride(0), q.stride(1), q.stride(2)),
+        *row_strides(cos_sin),
         eps,
         heads=heads,
         group=_GROUP,
-        enable_fp_fusion=False,
     )
-    return q_out, k_out
+
+    def run(
+        q: Tensor, k: Tensor, q_scale: Tensor, k_scale: Tensor, cos_sin: Tensor, _: float
+    ) -> tuple[Tensor, Tensor]:
+        q_out, k_out = new(), new()
+        launch(q_out, k_out, q, k, q_scale, k_scale, cos_sin)
+        return q_out, k_out
+
+    return run
 
 
 def _refuses(q: Tensor, k: Tensor, q_scale: Tensor, k_scale: Tensor, cos_sin: Tensor, eps: float) -> str:
@@ -139,4 +140,4 @@ def bytes_moved(q: Tensor, k: Tensor, q_scale: Tensor, k_scale: Tensor, cos_sin:
     return 2 * (q.nbytes + k.nbytes) + q_scale.nbytes + k_scale.nbytes + cos_sin.nbytes
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_rows)

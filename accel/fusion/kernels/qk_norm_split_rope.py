@@ -8,6 +8,7 @@ r rounds to the storage dtype, the products n * cos to fp32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from accel.fusion.kernels.aten_rms_norm import add, add_squares, fold_lanes, multiply_add, refuse_norm
 from accel.fusion.kernels.layout import refuse_rows, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -93,7 +95,7 @@ def _qk_norm_split_rope_kernel(
             _rotate(k_out + out_row, k, k_scale, k_inverse_rms, c, s, first, second, inside)
 
 
-def _run(
+def _plan(
     q: Tensor,
     k: Tensor,
     q_scale: Tensor,
@@ -103,44 +105,47 @@ def _run(
     k_cos: Tensor | None,
     k_sin: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-    for_q, for_k = (q_out, q, q_scale), (k_out, k, k_scale)
-    if k_cos is None or k_sin is None:
-        _launch(cos, sin, eps, for_q, for_k)
-    else:
-        _launch(cos, sin, eps, for_q)
-        _launch(k_cos, k_sin, eps, for_k)
-    return q_out, k_out
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    new_q, new_k = (allocator(x.shape, x.dtype, x.device) for x in (q, k))
+    launch_q = _launch(cos, eps, q, k if k_cos is None else None)
+    launch_k = None if k_cos is None else _launch(k_cos, eps, k)
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        q_scale: Tensor,
+        k_scale: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cos: Tensor | None,
+        k_sin: Tensor | None,
+        _: float,
+    ) -> tuple[Tensor, Tensor]:
+        q_out, k_out = new_q(), new_k()
+        if launch_k is None:
+            launch_q(q_out, k_out, q, k, q_scale, k_scale, cos, sin)
+        else:
+            launch_q(q_out, q_out, q, q, q_scale, q_scale, cos, sin)
+            launch_k(k_out, k_out, k, k, k_scale, k_scale, k_cos, k_sin)
+        return q_out, k_out
+
+    return run
 
 
-_Row = tuple[Tensor, Tensor, Tensor]
-
-
-def _launch(cos: Tensor, sin: Tensor, eps: float, one: _Row, two: _Row | None = None) -> None:
-    """Fill the output of one or two (output, input, weight) that turn by the same angles."""
-    (out, x, weight), (out2, x2, weight2) = one, two or one
-    batch, tokens, width = x.shape
-    _qk_norm_split_rope_kernel[(tokens, batch)](
-        out,
-        out2,
-        x,
-        x2,
-        weight,
-        weight2,
-        cos,
-        sin,
-        *row_strides(x),
-        *row_strides(x2),
-        0 if batch == 1 else cos.stride(0),
-        cos.stride(1),
-        cos.stride(2),
+def _launch(cos: Tensor, eps: float, one: Tensor, two: Tensor | None = None) -> Launch:
+    """For the outputs, inputs and weights of one or two that turn by the same angles; of one, each twice."""
+    batch, tokens, width = one.shape
+    return Launch(
+        _qk_norm_split_rope_kernel,
+        (tokens, batch),
+        *row_strides(one),
+        *row_strides(one if two is None else two),
+        *(0 if batch == 1 else cos.stride(0), cos.stride(1), cos.stride(2)),
         eps,
         both=two is not None,
         width=width,
         half=cos.shape[3],
         pairs=_PAIRS,
-        enable_fp_fusion=False,
     )
 
 
@@ -201,4 +206,4 @@ def bytes_moved(*args: Any) -> int:
     return sum(tensor.nbytes for tensor in (*args[:2], *tensors))
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=_shorten)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=_shorten)

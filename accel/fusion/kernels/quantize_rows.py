@@ -8,6 +8,9 @@ exceeds 448 by a few fp32 units at most, which round down.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from accel.fusion.kernels.rounding import widen
 from accel.fusion.kernels.rows import TILE, load_row
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 
 MAX_WIDTH = 20_480  # the widest row of FLUX 3 Action: the text encoder's layers side by side
@@ -66,13 +70,8 @@ def _quantize_rows_kernel(values, scales, x, row_stride, width: tl.constexpr):
     quantize_row(values, scales, row, load_row(x, row * row_stride, width), width)
 
 
-def _run(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows = as_matrix(x)
-    values, scales = empty_quantized(x.shape, x.device)
-    _quantize_rows_kernel[(rows.shape[0],)](
-        values.view(torch.uint8), scales, rows, rows.stride(0), width=rows.shape[1], enable_fp_fusion=False
-    )
-    return values, scales
+def _plan(x: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    return plan_quantized(_quantize_rows_kernel, as_matrix(x), x.shape)
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -85,10 +84,23 @@ def first_of_matrix(x: Tensor) -> tuple[Tensor]:
     return (as_matrix(x)[:_STRESS_ROWS],)
 
 
-def empty_quantized(shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Room for E4M3 values of the shape (..., K) and fp32 scales (...)."""
-    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty(shape[:-1], dtype=torch.float32, device=device)
+def plan_quantized(
+    kernel: Any, rows: Tensor, shape: tuple[int, ...]
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Launches `kernel`, which makes of every row of a matrix one row of E4M3 values and its fp32 scale.
+
+    rows: the matrix. shape: of the values, (..., K).
+    """
+    new_values = allocator(shape, torch.float8_e4m3fn, rows.device)
+    new_scales = allocator(shape[:-1], torch.float32, rows.device)
+    launch = Launch(kernel, rows.shape[:1], rows.stride(0), width=shape[-1])
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, scales = new_values(), new_scales()
+        launch(values.view(torch.uint8), scales, x)
+        return values, scales
+
+    return run
 
 
 def refuse_matrix(name: str, x: Tensor, *, max_width: int) -> str:
@@ -115,4 +127,4 @@ def bytes_moved(x: Tensor) -> int:
     return x.nbytes + x.numel() + 4 * x.numel() // x.shape[-1]
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_of_matrix)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_of_matrix)

@@ -7,6 +7,7 @@ per row, which stays in registers. The kernel serves layer_norm_modulate too, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ from accel.fusion.compare import tensors_of
 from accel.fusion.kernels.layout import refuse_rows, row_strides
 from accel.fusion.kernels.row_norms import layer_norm_statistics, refuse_layer_norm
 from accel.fusion.kernels.rows import load_row, modulated_row, normed_row, residual_row, store_row
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -71,7 +73,7 @@ def _residual_layer_norm_modulate_kernel(
     store_row(out, target, modulated_row(normed, shift_tiles, scale_tiles, dtype), width)
 
 
-def norm_and_modulate(
+def plan_norm_and_modulate(
     x: Tensor,
     gate: Tensor | None,
     a: Tensor | None,
@@ -80,25 +82,20 @@ def norm_and_modulate(
     scale: Tensor,
     segment: Tensor | None,
     eps: float,
-) -> tuple[Tensor | None, Tensor]:
-    """The residual sum, `None` without a, and its norm, modulated; both contiguous (B, L, D)."""
+) -> Callable[..., tuple[Tensor | None, Tensor]]:
+    """Makes the residual sum, `None` without a, and its norm, modulated; both contiguous (B, L, D)."""
     batch, tokens, width = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if a is None else torch.empty_like(out)
-    sources = (x, gate, a, b, shift, scale)
-    strides = [row_strides(x if tensor is None else tensor) for tensor in sources]
-    _residual_layer_norm_modulate_kernel[(tokens, batch)](
-        out,
-        total,
-        *sources,
-        segment,
-        *chain(*strides),
-        eps,
-        width=width,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    return total, out
+    new = allocator(x.shape, x.dtype, x.device)
+    strides = [row_strides(x if each is None else each) for each in (x, gate, a, b, shift, scale)]
+    kernel = _residual_layer_norm_modulate_kernel
+    launch = Launch(kernel, (tokens, batch), *chain(*strides), eps, width=width)
+
+    def run(x: Tensor, gate: Tensor | None, a: Tensor | None, *others: Any) -> tuple[Tensor | None, Tensor]:
+        total, out = None if a is None else new(), new()
+        launch(out, total, x, gate, a, *others[:-1])
+        return total, out
+
+    return run
 
 
 def refuse_modulated(x: Tensor, segment: Tensor | None, **rows: Tensor) -> str:
@@ -143,4 +140,4 @@ def bytes_moved(*args: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(args)) + 2 * int(args[0].nbytes)
 
 
-KERNEL = Kernel(run=norm_and_modulate, refuses=_refuses, shorten=shorten)
+KERNEL = Kernel(plan=plan_norm_and_modulate, refuses=_refuses, shorten=shorten)

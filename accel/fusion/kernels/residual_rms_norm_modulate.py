@@ -8,10 +8,10 @@ rms_norm_modulate too, where h is x.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +20,7 @@ from accel.fusion.compare import tensors_of
 from accel.fusion.kernels.layout import refuse_rows, row_strides
 from accel.fusion.kernels.row_norms import refuse_mean, rms_statistics
 from accel.fusion.kernels.rows import load_row, modulated_row, normed_row, residual_row, store_row
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -75,7 +76,7 @@ def _residual_rms_norm_modulate_kernel(
         store_row(out2, target, modulated_row(normed, shift2_tiles, scale2_tiles, dtype), width)
 
 
-def norm_and_modulate(
+def plan_norm_and_modulate(
     x: Tensor,
     gate: Tensor | None,
     branch: Tensor | None,
@@ -84,29 +85,25 @@ def norm_and_modulate(
     shift2: Tensor | None,
     scale2: Tensor | None,
     eps: float,
-) -> tuple[Tensor, ...]:
-    """The residual sum if there is a branch; its norm, modulated if there is a scale; the same with scale2.
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Makes the residual sum if there is a branch; its norm, modulated if there is a scale; so with scale2.
 
     All contiguous (B, L, D).
     """
     batch, tokens, width = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out2 = None if scale2 is None else torch.empty_like(out)
-    total = None if branch is None else torch.empty_like(out)
+    new = allocator(x.shape, x.dtype, x.device)
+    sums, twice = branch is not None, scale2 is not None
     sources = (x, gate, branch, shift, scale, shift2, scale2)
-    strides = [row_strides(x if tensor is None else tensor) for tensor in sources]
-    _residual_rms_norm_modulate_kernel[(tokens, batch)](
-        out,
-        out2,
-        total,
-        *sources,
-        *chain(*strides),
-        eps,
-        width=width,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    return tuple(tensor for tensor in (total, out, out2) if tensor is not None)
+    strides = [row_strides(x if each is None else each) for each in sources]
+    kernel = _residual_rms_norm_modulate_kernel
+    launch = Launch(kernel, (tokens, batch), *chain(*strides), eps, width=width)
+
+    def run(*args: Any) -> tuple[Tensor, ...]:
+        total, out, out2 = new() if sums else None, new(), new() if twice else None
+        launch(out, out2, total, *args[:-1])
+        return tuple(tensor for tensor in (total, out, out2) if tensor is not None)
+
+    return run
 
 
 def refuse_sources(x: Tensor, eps: float, **rows: Tensor | None) -> str:
@@ -140,4 +137,4 @@ def bytes_moved(*args: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(args)) + outputs * int(args[0].nbytes)
 
 
-KERNEL = Kernel(run=norm_and_modulate, refuses=_refuses, shorten=first_rows)
+KERNEL = Kernel(plan=plan_norm_and_modulate, refuses=_refuses, shorten=first_rows)

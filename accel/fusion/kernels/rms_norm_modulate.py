@@ -5,6 +5,7 @@ r rounds to the storage dtype. The kernel is that of residual_rms_norm_modulate.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,9 +16,14 @@ from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
 
-def _run(x: Tensor, shift: Tensor | None, scale: Tensor | None, eps: float) -> Tensor:
-    (out,) = residual.norm_and_modulate(x, None, None, shift, scale, None, None, eps)
-    return out
+def _plan(x: Tensor, shift: Tensor | None, scale: Tensor | None, eps: float) -> Callable[..., Tensor]:
+    norm_and_modulate = residual.plan_norm_and_modulate(x, None, None, shift, scale, None, None, eps)
+
+    def run(x: Tensor, shift: Tensor | None, scale: Tensor | None, eps: float) -> Tensor:
+        (out,) = norm_and_modulate(x, None, None, shift, scale, None, None, eps)
+        return out
+
+    return run
 
 
 def _refuses(x: Tensor, shift: Tensor | None, scale: Tensor | None, eps: float) -> str:
@@ -29,4 +35,4 @@ def bytes_moved(*args: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(args)) + int(args[0].nbytes)
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_rows)

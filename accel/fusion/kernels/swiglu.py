@@ -7,13 +7,16 @@ all 65,536 encodings. fp16 results would show it, so fp16 is not offered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from accel.fusion.kernels.layout import as_rows, launch_grid, refuse_rows, row_strides
+from accel.fusion.kernels.layout import as_rows, refuse_rows, row_grid, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -34,14 +37,18 @@ def _swiglu_kernel(out, packed, packed_batch, packed_row, width: tl.constexpr, b
     tl.store(out + out_row * width + column, store_as(silu * value, dtype), mask=inside)
 
 
-def _run(packed: Tensor) -> Tensor:
-    source = as_rows(packed)
-    width = packed.shape[-1] // 2
-    out = torch.empty(*source.shape[:2], width, dtype=packed.dtype, device=packed.device)
-    _swiglu_kernel[launch_grid(out, _BLOCK)](
-        out, source, *row_strides(source), width=width, block=_BLOCK, enable_fp_fusion=False
-    )
-    return out.view(*packed.shape[:-1], width)
+def _plan(packed: Tensor) -> Callable[[Tensor], Tensor]:
+    rows, width = as_rows(packed), packed.shape[-1] // 2
+    new = allocator((*packed.shape[:-1], width), packed.dtype, packed.device)
+    grid = row_grid((*rows.shape[:2], width), _BLOCK)
+    launch = Launch(_swiglu_kernel, grid, *row_strides(rows), width=width, block=_BLOCK)
+
+    def run(packed: Tensor) -> Tensor:
+        out = new()
+        launch(out, packed)
+        return out
+
+    return run
 
 
 def _refuses(packed: Tensor) -> str:
@@ -59,4 +66,4 @@ def bytes_moved(packed: Tensor) -> int:
     return packed.nbytes + packed.nbytes // 2
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows, proof=_proof)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_rows, proof=_proof)

@@ -6,6 +6,8 @@ The right part is that of `accel.fusion.kernels.swiglu`, whose proof over all en
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,7 @@ from torch import Tensor
 from accel.fusion.kernels.layout import refuse_rows, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.kernels.swiglu import KERNEL as SWIGLU
+from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
 from accel.fusion.stress import first_rows
 
@@ -52,23 +55,21 @@ def _swiglu_concat_kernel(
         tl.store(target + first_width + column, store_as(silu * value, dtype), mask=inside)
 
 
-def _run(first: Tensor, packed: Tensor) -> Tensor:
+def _plan(first: Tensor, packed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     batch, rows, first_width = first.shape
     width = packed.shape[2] // 2
-    out = torch.empty((batch, rows, first_width + width), dtype=first.dtype, device=first.device)
+    new = allocator((batch, rows, first_width + width), first.dtype, first.device)
     tiles = triton.cdiv(first_width, _BLOCK) + triton.cdiv(width, _BLOCK)
-    _swiglu_concat_kernel[(rows, tiles, batch)](
-        out,
-        first,
-        packed,
-        *row_strides(first),
-        *row_strides(packed),
-        first_width=first_width,
-        width=width,
-        block=_BLOCK,
-        enable_fp_fusion=False,
-    )
-    return out
+    strides = (*row_strides(first), *row_strides(packed))
+    constants = {"first_width": first_width, "width": width, "block": _BLOCK}
+    launch = Launch(_swiglu_concat_kernel, (rows, tiles, batch), *strides, **constants)
+
+    def run(first: Tensor, packed: Tensor) -> Tensor:
+        out = new()
+        launch(out, first, packed)
+        return out
+
+    return run
 
 
 def _refuses(first: Tensor, packed: Tensor) -> str:
@@ -92,4 +93,4 @@ def bytes_moved(first: Tensor, packed: Tensor) -> int:
     return 2 * first.nbytes + packed.nbytes + packed.nbytes // 2
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_rows, proof=_proof)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_rows, proof=_proof)

@@ -6,6 +6,8 @@ r rounds to bf16. Both orders are told in `swiglu` and `quantize_rows`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +16,8 @@ from torch import Tensor
 from accel.fusion.kernels.quantize_rows import (
     MAX_WIDTH,
     as_matrix,
-    empty_quantized,
     first_of_matrix,
+    plan_quantized,
     quantize_row,
     refuse_matrix,
 )
@@ -37,14 +39,9 @@ def _swiglu_quantize_rows_kernel(values, scales, packed, row_stride, width: tl.c
     quantize_row(values, scales, row_index, row, width)
 
 
-def _run(packed: Tensor) -> tuple[Tensor, Tensor]:
-    rows = as_matrix(packed)
-    width = rows.shape[1] // 2
-    values, scales = empty_quantized(torch.Size((*packed.shape[:-1], width)), packed.device)
-    _swiglu_quantize_rows_kernel[(rows.shape[0],)](
-        values.view(torch.uint8), scales, rows, rows.stride(0), width=width, enable_fp_fusion=False
-    )
-    return values, scales
+def _plan(packed: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    shape = (*packed.shape[:-1], packed.shape[-1] // 2)
+    return plan_quantized(_swiglu_quantize_rows_kernel, as_matrix(packed), shape)
 
 
 def _refuses(packed: Tensor) -> str:
@@ -64,4 +61,4 @@ def bytes_moved(packed: Tensor) -> int:
     return packed.nbytes + packed.numel() // 2 + 4 * packed.numel() // packed.shape[-1]
 
 
-KERNEL = Kernel(run=_run, refuses=_refuses, shorten=first_of_matrix, proof=_proof)
+KERNEL = Kernel(plan=_plan, refuses=_refuses, shorten=first_of_matrix, proof=_proof)
