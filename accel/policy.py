@@ -108,8 +108,8 @@ class AccelPolicy:
     """The resolved `accel` node. Field meanings as in `StagePolicy`.
 
     name: which `conf/accel/*.yaml` it came from, for reports.
-    auto_seconds: time to measure and choose what each stage gains from, before the first request; `None`
-        chooses nothing.
+    auto_seconds: time to measure and choose what each stage gains from, before the first request; after it
+        nothing further begins. `None` chooses nothing.
     manifest: file of signatures that were used before, captured at load and written at the end.
     strict: turn every unplanned `eager` into exit code 3.
     stages: stage name -> what that stage sets differently.

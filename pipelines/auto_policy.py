@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 
@@ -37,10 +38,15 @@ from pipelines.progress import NULL_PROGRESS, Progress
 
 _log = logging.getLogger("samebit")
 
+# Eager, and the candidate.
+Pair: TypeAlias = tuple[StageTimes, StageTimes]
+
 # Timed calls of a candidate, and as many eager ones in between.
 CALLS = 10
 # After so many a candidate that loses in every stage is given up.
 CALLS_TO_LOSE = 4
+# So many at least: eager and candidate by turns, A B B A.
+LEAST_CALLS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,28 +156,31 @@ class _Search:
         self._request = request
         self._policy = policy
         self._clock = clock
-        self._deadline = clock() + policy.auto_seconds
+        self._began = clock()
+        self._deadline = self._began + policy.auto_seconds
         self._adjustable = _adjustable(pipeline, policy)
         self._fuses: bool | None = None  # any site; unknown before the first candidate that may
         self._breaks: bool | None = None  # full graphs: something can't be captured
+        self._longest = 0.0  # seconds of a candidate with the fewest calls; 0 before one is measured
         self._eager = eager = self._arm(OFF)
         self._digests = eager.first()
         # What the request calls: always, after a stage has forgotten its results, or never.
         eager.time()
         eager.forgets = self._without_calls()
-        began = clock()
         times = eager.time()
-        self._longest = CALLS * (clock() - began)
         self.idle = self._without_calls()
         self._eager_walls = {name: [times[name]] for name in self._adjustable if name not in self.idle}
         self._measured: dict[str, dict[Candidate, Measured]] = {name: {} for name in self._eager_walls}
 
     def consider(self, candidate: Candidate) -> None:
         """Measure it, or say in `not_tried` why not."""
+        began, is_first = self._clock(), not self._longest
         why_not = self._needless(candidate) or self._try(candidate)
         if why_not:
             self.not_tried[candidate] = why_not
             _log.info("accel=auto: %s not tried: %s", candidate, why_not)
+        elif is_first and self._late(self._longest):
+            self._warn(candidate, self._clock() - began)
 
     def measurements(self) -> dict[str, StageMeasurements]:
         """Of every stage that is not idle."""
@@ -205,40 +214,63 @@ class _Search:
             return "no site ran fused"
         if candidate.graphs == "segmented" and self._breaks is False:
             return "full graphs capture everything"
-        if self._clock() + self._longest > self._deadline:
+        if self._late(self._longest):
             return f"no time left (accel.auto_seconds={self._policy.auto_seconds:g})"
         return ""
 
     def _try(self, candidate: Candidate) -> str:
         """Empty, or why there is no measurement."""
-        began = self._clock()
         try:
             why_not = self._measure(candidate)
         except torch.OutOfMemoryError:
             why_not = "out of memory"
         gc.collect()  # stages and what is bound on them refer to each other; the next needs their memory
-        self._longest = max(self._longest, self._clock() - began)
         return why_not
 
     def _measure(self, candidate: Candidate) -> str:
         """As `_try`. Raises: torch.OutOfMemoryError."""
+        began = self._clock()
         with contextlib.closing(self._arm(candidate, self._eager.forgets)) as arm:
             if arm.first() != self._digests:
                 return "its outputs differ from eager ones"
             self._learn(candidate, arm.record)
             arm.time()  # what is captured only now
-            pairs: list[tuple[StageTimes, StageTimes]] = []
-            while len(pairs) < CALLS and not (len(pairs) == CALLS_TO_LOSE and self._loses(pairs)):
-                if self._clock() > self._deadline:
-                    return f"no time left after {len(pairs)} of {CALLS} calls"
-                pairs.append(time_pair(len(pairs), self._eager, arm))
-            if len(pairs) == CALLS:
+            pairs = self._pairs(arm, began)
+            if len(pairs) < LEAST_CALLS:
+                return f"no time left after {len(pairs)} of at least {LEAST_CALLS} calls"
+            if not self._given_up(pairs):
                 arm.profile()
             for name, walls in self._eager_walls.items():
                 eager, timed = ([times[name] for times in side] for side in zip(*pairs, strict=True))
                 self._measured[name][candidate] = _measured(arm, name, timed, eager)
                 walls += eager
         return ""
+
+    def _pairs(self, arm: Arm, began: float) -> list[Pair]:
+        """Timed calls by turns, fewer than `CALLS` if the candidate is given up or time runs out.
+
+        began: when making the arm did.
+        """
+        pairs: list[Pair] = []
+        while len(pairs) < CALLS and not self._given_up(pairs) and not self._late():
+            pairs.append(time_pair(len(pairs), self._eager, arm))
+            if len(pairs) == LEAST_CALLS:
+                self._longest = max(self._longest, self._clock() - began)
+        return pairs
+
+    def _late(self, seconds: float = 0.0) -> bool:
+        """Whether what takes so long would end too late; nothing does before one candidate is measured."""
+        return self._longest > 0 and self._clock() + seconds > self._deadline
+
+    def _warn(self, first: Candidate, seconds: float) -> None:
+        """Say that no other follows, and how long all calls of the first and the fewest of another take."""
+        elapsed = self._clock() - self._began
+        enough = math.ceil(elapsed + CALLS / LEAST_CALLS * self._longest)
+        _log.warning(
+            "accel=auto: %s took %.0f s, which leaves no time for others (accel.auto_seconds=%g). "
+            "Set it to %d or more to measure more.",
+            *(first, seconds, self._policy.auto_seconds, enough),
+        )
 
     def _learn(self, candidate: Candidate, record: RunRecord) -> None:
         """From the first call, in which everything is captured and verified."""
@@ -250,9 +282,9 @@ class _Search:
                 outcome.reason is Reason.CAPTURE_FAILED for stage in stages for outcome in stage.outcomes
             )
 
-    def _loses(self, pairs: Sequence[tuple[StageTimes, StageTimes]]) -> bool:
+    def _given_up(self, pairs: Sequence[Pair]) -> bool:
         """Whether even its best call is slower, in every stage, than what the best so far would take."""
-        return all(
+        return len(pairs) == CALLS_TO_LOSE and all(
             min(timed[name] for _, timed in pairs)
             > (1 + MIN_GAIN)
             * median([eager[name] for eager, _ in pairs])

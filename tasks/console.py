@@ -233,7 +233,7 @@ def _requests(steady: int) -> str:
 
 def _accel(accel: AccelPolicy) -> str:
     if accel.auto_seconds is not None:
-        return f"{accel.name}, tier {accel.tier} (chosen by measuring for up to {accel.auto_seconds:g} s)"
+        return f"{accel.name}, tier {accel.tier} (chosen by measuring, auto_seconds={accel.auto_seconds:g})"
     graphs = (
         f"{accel.graph_mode} graphs, {accel.max_entries} a region" if accel.enable_cuda_graph else "no graphs"
     )
@@ -258,7 +258,7 @@ def _measured(choice: Choice) -> str:
     if measured is None or eager is None:
         return ""
     facts = {
-        f"{eager * measured.relative:.2f} ms, eager {eager:.2f}": True,
+        f"{eager * measured.relative:.2f} ms, eager {eager:.2f}; medians of {measured.calls}": True,
         f"{measured.launches} launches": measured.launches is not None,
         f"GPU busy {measured.gpu_busy_ms or 0:.2f} ms": measured.gpu_busy_ms is not None,
         f"{measured.copied_in / 2**20:.1f} MiB copied in a replay": bool(measured.copied_in),

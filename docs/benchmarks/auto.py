@@ -67,7 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="*", default=list(WORKS), choices=list(WORKS), metavar="WORK")
-    parser.add_argument("--seconds", type=float, default=25, help="for each choice")
+    allowed = compose("accel=auto").accel.auto_seconds
+    parser.add_argument("--seconds", type=float, default=allowed, help="accel.auto_seconds of each choice")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     options = parser.parse_args()
     device = choose_device("auto")
@@ -143,8 +144,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         stamp(report),
         "Command: `python docs/benchmarks/auto.py OUT_FOLDER`. ms of whole requests that encode their",
-        "prompts anew, medians, all policies in turn in one process; LTX-2.0 with 2 denoising steps. At",
-        f"most {report['seconds']:g} s for each choice.",
+        "prompts anew, medians, all policies in turn in one process; LTX-2.0 with 2 denoising steps.",
+        f"Choosing begins no further candidate after {report['seconds']:g} s.",
         "",
         *markdown_table(heads, rows, text_columns=1),
         "",

@@ -98,8 +98,8 @@ def ideal(name: str, own: StagePolicy) -> float:
 class World:
     """What scripted pipelines share. ms: time of a stage, by name and policy. now: seconds.
 
-    runs: the policy of every request. keeps: stages that call no region until they forget. idle: stages that
-    never do.
+    runs, profiled: the policy of every request. keeps: stages that call no region until they forget. idle:
+    stages that never do.
     """
 
     ms: Callable[[str, StagePolicy], float] = ideal
@@ -111,6 +111,7 @@ class World:
     idle: frozenset[str] = frozenset()
     now: float = 0.0
     runs: list[AccelPolicy] = field(default_factory=list)
+    profiled: list[AccelPolicy] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
 
@@ -144,6 +145,7 @@ class Scripted:
         self.record = RunRecord()
 
     def profile(self, request: str) -> None:
+        self._world.profiled.append(self._policy)
         for stage in self.stages:
             self.record.stage(stage.name).launches = 7
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
@@ -16,17 +17,18 @@ from scripted_pipeline import DESCRIPTION, Denoising, Output, Vae, World, ideal,
 
 import pipelines.pipeline
 from accel.graphs.recording import RecordingBackend
-from accel.policy import AccelPolicy, StageOverride
+from accel.policy import AccelPolicy, StageOverride, StagePolicy
 from accel.record import Kind, Outcome, Reason
 from accel.runner import Runner
 from accel.selection import OFF, Candidate
-from pipelines.auto_policy import CALLS, CALLS_TO_LOSE, candidates, choose, measure
+from pipelines.auto_policy import CALLS, CALLS_TO_LOSE, LEAST_CALLS, candidates, choose, measure
 from pipelines.pipeline import Pipeline
 from pipelines.policy_file import policy_yaml
 from pipelines.progress import Progress
 from stages.stage import State
 
-WHOLE = Candidate(graphs="full", loop="whole", fused=True)
+# As they are tried: the model prefers the whole loop.
+WHOLE, STEP, CHAIN = (Candidate(graphs="full", loop=loop, fused=True) for loop in ("whole", "step", "chain"))
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +74,13 @@ def test_a_drift_of_the_clock_changes_no_choice() -> None:
     assert chosen(search(world)) == chosen(search(World()))
 
 
-def test_what_loses_everywhere_gets_few_calls() -> None:
+def test_what_loses_everywhere_gets_few_calls_and_no_profile() -> None:
     world = World(ms=lambda name, own: 200.0 if own.graph_mode == "full" and own.enable_cuda_graph else 100.0)
     found = search(world, fused={"swiglu": False})
     assert chosen(found) == {"vae": "off", "denoising": "off"}
     graphs = Counter(run.for_stage("denoising").loop for run in world.runs if run.enable_cuda_graph)
     assert set(graphs.values()) == {2 + CALLS_TO_LOSE}
+    assert not any(profiled.enable_cuda_graph for profiled in world.profiled)
 
 
 def test_without_a_break_or_a_fused_site_nothing_is_measured_twice() -> None:
@@ -97,17 +100,73 @@ def test_time_is_bounded_and_what_it_left_out_is_said() -> None:
         "no time left (accel.auto_seconds=8)",
         "full graphs capture everything",
     }
-    short = search(World(), auto_seconds=1.0)
-    assert chosen(short) == {"vae": "off", "denoising": "off"}
-    assert {choice.reason for choice in short.stages.values()} == {"nothing else was measured"}
 
 
-def test_time_that_runs_out_within_a_candidate_leaves_it_unmeasured() -> None:
+def longer(name: str, own: StagePolicy) -> float:
+    """Eager requests of 20 s."""
+    return 100 * ideal(name, own)
+
+
+def test_requests_longer_than_all_time_get_the_best_candidate(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(ms=longer)
+    with caplog.at_level(logging.WARNING, logger="samebit"):
+        found = search(world, auto_seconds=5.0)
+    assert chosen(found) == {"vae": "off", "denoising": str(WHOLE)}
+    assert "".join("B" if run.enable_cuda_graph else "A" for run in world.runs) == "AAABBABBA"
+    assert set(found.not_tried) == set(candidates(world.pipeline(policy()), policy())) - {WHOLE}
+    assert found.not_tried[STEP] == "no time left (accel.auto_seconds=5)"
+    measured = found.stages["denoising"].measured
+    assert (measured.calls, measured.launches) == (LEAST_CALLS, 7)
+    assert caplog.messages == [
+        f"accel=auto: {WHOLE} took 98 s, which leaves no time for others (accel.auto_seconds=5). "
+        "Set it to 646 or more to measure more."
+    ]
+    assert STEP not in search(World(ms=longer), auto_seconds=646).not_tried
+
+
+def test_what_can_be_measured_first_is_whatever_failed_before() -> None:
+    def fails(policy: AccelPolicy) -> Exception | None:
+        return torch.OutOfMemoryError() if policy.for_stage("vae").loop == "whole" else None
+
+    found = search(World(ms=longer, fails=fails), auto_seconds=5.0)
+    assert chosen(found)["denoising"] == str(STEP)
+    assert found.not_tried[WHOLE] == "out of memory"
+    assert found.not_tried[CHAIN] == "no time left (accel.auto_seconds=5)"
+
+
+def test_what_was_measured_before_time_ran_out_counts() -> None:
+    found = search(World(), auto_seconds=2.5)
+    measured = found.stages["denoising"].measured
+    assert found.stages["denoising"].candidate == WHOLE
+    assert (measured.calls, measured.launches) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("fast_runs", "why_not", "best"),
+    [
+        (25, "no time left after 0 of at least 2 calls", WHOLE),
+        (28, "no time left after 1 of at least 2 calls", WHOLE),
+        (30, None, STEP),
+    ],
+)
+def test_less_than_eager_and_candidate_by_turns_is_no_measurement(
+    fast_runs: int, why_not: str | None, best: Candidate
+) -> None:
+    """The second candidate's, the fastest, are runs 26 and 27, then 28 and 29, then 30 and 31."""
     world = World()
-    world.ms = lambda name, own: ideal(name, own) * (100 if own.enable_cuda_graph and world.now > 3 else 1)
+    world.ms = lambda name, own: (
+        (0.1 if own.loop == "step" else 1) * (1 if len(world.runs) <= fast_runs else 1000) * ideal(name, own)
+    )
     found = search(world, auto_seconds=10.0)
-    assert found.not_tried[WHOLE].startswith("no time left after ")
-    assert chosen(found)["denoising"] == "off"
+    assert found.stages["denoising"].candidate == best
+    assert found.not_tried.get(STEP) == why_not
+    assert found.not_tried[CHAIN] == "no time left (accel.auto_seconds=10)"
+
+
+def test_a_candidate_begins_if_its_shortest_measurement_can_end_in_time() -> None:
+    """The first one ends after 4.3 s, and would have taken 1.0 s with two calls."""
+    assert STEP in search(World(), auto_seconds=5.2).not_tried
+    assert STEP not in search(World(), auto_seconds=5.4).not_tried
 
 
 def test_a_candidate_without_memory_or_with_other_bits_is_out() -> None:
@@ -122,7 +181,7 @@ def test_a_candidate_without_memory_or_with_other_bits_is_out() -> None:
     found = search(World(fails=fails, digest=digest))
     assert chosen(found)["denoising"] == "full graphs (loop: step) + fused"
     assert found.not_tried[WHOLE] == "out of memory"
-    assert found.not_tried[dataclasses.replace(WHOLE, loop="chain")] == "its outputs differ from eager ones"
+    assert found.not_tried[CHAIN] == "its outputs differ from eager ones"
 
 
 def test_stages_that_keep_results_are_measured_without_and_idle_ones_are_off() -> None:

@@ -10,7 +10,9 @@ import pytest
 from fake_pipeline import ACCEL
 
 from accel.record import Kind, Outcome, Reason, RunRecord, SiteOutcome, StageRecord
+from accel.selection import Candidate, Choice, Measured
 from accel.site_names import FUSED_NAMES, SITE_NAMES
+from pipelines.auto_policy import AutoChoice
 from pipelines.pipeline import PipelineDescription
 from tasks.console import RunConsole
 from tasks.environment import device_facts, software
@@ -75,7 +77,20 @@ def test_the_header_promises_nothing_that_is_still_to_be_chosen() -> None:
     out = io.StringIO()
     auto = replace(POLICY, name="auto", auto_seconds=60.0)
     RunConsole("plain", file=out).header(config_hash="ab", accel=auto, software=software())
-    assert "auto, tier exact (chosen by measuring for up to 60 s)" in out.getvalue()
+    assert "auto, tier exact (chosen by measuring, auto_seconds=60)" in out.getvalue()
+
+
+def test_a_choice_says_what_was_measured_how_often_and_what_was_not() -> None:
+    out = io.StringIO()
+    measured = Measured(relative=0.3, calls=2, held_bytes=3 << 20)
+    full = Candidate(graphs="full")
+    chosen = Choice(candidate=full, reason="saves 70.0 %, the most", measured=measured, eager_ms=100.0)
+    choice = AutoChoice(
+        policy=POLICY, stages={"vae": chosen}, not_tried={Candidate(fused=True): "no time left"}, seconds=9.0
+    )
+    RunConsole("plain", file=out).choice(choice)
+    assert "saves 70.0 %, the most (30.00 ms, eager 100.00; medians of 2, 3 MiB held)" in out.getvalue()
+    assert "not tried: fused: no time left" in out.getvalue()
 
 
 @pytest.mark.parametrize(
