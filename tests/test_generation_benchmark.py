@@ -13,6 +13,7 @@ import torch
 from accel.record import RunRecord
 
 KLEIN = "FLUX.2 klein 4B, 512x512, 4 steps"
+KLEINS = (KLEIN, "FLUX.2 klein 4B, 1024x1024, 4 steps")  # on the same weights
 BENCHMARKS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 
 
@@ -79,14 +80,31 @@ def test_arms_are_timed_and_compared_and_a_failed_one_is_a_row(
 def test_arms_of_an_earlier_call_are_kept(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", "graph")["works"][KLEIN]["arms"]
+    first = run(script, monkeypatch, tmp_path, "--only", *KLEINS, "--arms", "graph")["works"]
 
-    arms = run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", "fused")["works"][KLEIN]["arms"]
+    works = run(script, monkeypatch, tmp_path, "--only", *KLEINS, "--arms", "fused")["works"]
 
-    assert arms["graph"] == first["graph"]
-    assert not any("error" in row for row in arms.values())
-    for name in ("eager", "graph", "fused"):
-        assert page_row(tmp_path, KLEIN, name)
+    for name, work in works.items():
+        assert work["arms"]["graph"] == first[name]["arms"]["graph"]
+        assert not any("error" in row for row in work["arms"].values())
+        for arm in ("eager", "graph", "fused"):
+            assert page_row(tmp_path, name, arm)
+
+
+def test_arms_of_an_earlier_call_are_kept_where_their_work_fails_anew(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", "graph")
+    kept = page_row(tmp_path, KLEIN, "graph")
+
+    late = run(script, monkeypatch, tmp_path, "--minutes=-1", "--only", KLEIN, "--arms", "fused")
+    row_then = page_row(tmp_path, KLEIN, "graph")
+    again = run(script, monkeypatch, tmp_path, "--only", KLEIN, "--arms", "fused")
+
+    assert "error" in late["works"][KLEIN]
+    assert "error" not in again["works"][KLEIN]
+    assert kept == row_then == page_row(tmp_path, KLEIN, "graph")
+    assert kept.endswith("| yes, 3 outputs of 2 requests |")
 
 
 def test_every_arm_means_something_for_its_model(script: ModuleType) -> None:

@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cuda_command import out_folder
 from flux3_tables import markdown
 from provenance import provenance
 
@@ -53,7 +54,8 @@ PROMPTS = ("lift the red cube", "put the cube into the bowl", "open the drawer",
 WARM_UPS, ROUNDS = 3, 6
 
 
-def main(out: Path) -> None:
+def main() -> None:
+    out = out_folder(__doc__)
     device = torch.device("cuda", 0)
     placement = Placement(device=device, dtype=torch.bfloat16, size="full", size_reason="benchmark")
     started = time.perf_counter()
@@ -196,4 +198,4 @@ def _walls(run: Any) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

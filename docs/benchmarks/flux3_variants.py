@@ -24,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cuda_command import out_folder
 from policies import policy_of
 from products_alone import products_alone
 from provenance import provenance, stamp
@@ -46,7 +47,8 @@ SAVINGS = ("graph+fused, skip_unused_guidance", "graph+fused, batched_guidance")
 WARM_UPS, ROUNDS, FRAMES = 3, 12, 4
 
 
-def main(out: Path) -> None:
+def main() -> None:
+    out = out_folder(__doc__)
     keep_freed_memory()  # as every task does
     report: dict[str, Any] = {
         **provenance("cuda:0"),
@@ -172,4 +174,4 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -64,10 +64,10 @@ class Report:
         self._facts = {"date": time.strftime("%Y-%m-%d"), **facts}
 
     def begin(self, name: str, work: Work) -> None:
-        """Arms that are not to be measured anew are kept."""
-        arms = self._works.get(name, {}).get("arms", {})
-        kept = {arm: row for arm, row in arms.items() if arm not in work.arms}
-        self._works[name] = {"note": work.note, "arms": kept}
+        """Arms that are not to be measured anew are kept, and with them the facts that their rows tell."""
+        earlier = {fact: value for fact, value in self._works.get(name, {}).items() if fact != "error"}
+        arms = {arm: row for arm, row in earlier.get("arms", {}).items() if arm not in work.arms}
+        self._works[name] = {**earlier, "note": work.note, "arms": arms}
 
     def add(self, name: str, **found: Any) -> None:
         """Facts of a work."""

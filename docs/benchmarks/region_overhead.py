@@ -24,6 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cuda_command import out_folder
 from provenance import provenance, stamp
 from timing import captured
 
@@ -69,7 +70,8 @@ class Called:
     args: tuple[Any, ...]
 
 
-def main(out: Path) -> None:
+def main() -> None:
+    out = out_folder(__doc__)
     config = compose("size=full", "device=cuda:0", "accel=graph", "model.caption_cache_tokens=0")
     pipeline = build(config)
     request = pipeline.request_from(config)
@@ -169,4 +171,4 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

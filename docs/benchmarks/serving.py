@@ -1,10 +1,11 @@
 """The policy server under nonsense, bad clients and load: does it hold, and what does it cost?
 
-    python docs/benchmarks/serving.py OUT_FOLDER [--only protocols|flux3] [--frames 100000] [OVERRIDES...]
+    python docs/benchmarks/serving.py OUT_FOLDER [--only PART] [--frames 100000] [OVERRIDES...]
 
 Two servers in processes of their own, on loopback: one whose policy does nothing but check the observation,
 for the protocols, and FLUX 3 Action as the overrides compose it (default: accel=graph+fused), for the cost
-beside real inference. Writes serving.json and serving.md after every part.
+beside real inference. These are the parts `protocols` and `flux3`; `overhead` is the last of the protocols
+alone. Writes serving.json and serving.md after every measurement.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,14 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from provenance import provenance, versions
 from serving_load import HALF_OPEN, SLOW_READERS, bad_neighbours, disconnects, fairness, growth, malformed
 from serving_overhead import overhead, split
-from serving_servers import child, make_policy
+from serving_servers import Child, child, make_policy
 
 from pipelines.build import choose_device
 from tasks.heap import keep_freed_memory
 
+CHECKING, MODEL = "policy that only checks", "FLUX 3 Action"
+
 
 def markdown(report: Mapping[str, Any]) -> str:
     device = report["device"]
+    model = f" {MODEL} ran with {' '.join(report['overrides'])}." if "flux3" in report else ""
     lines = [
         "# The policy server under nonsense, bad clients and load",
         "",
@@ -38,7 +43,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{report['date']}, {device['device']} {device['name']}, {os.cpu_count()} CPU cores; "
         f"{versions(report)}.",
         "Client and server share the machine and talk over loopback; an observation is three 360 x 640 uint8",
-        f"cameras, 2.1 MB. FLUX 3 Action ran with {' '.join(report['overrides'])}.",
+        f"cameras, 2.1 MB.{model}",
         "",
         "Overhead is what a client waits for its answer less what the same call takes in its own process:",
         "there, too, raw arrays are checked and converted before the pipeline runs. Both take turns,",
@@ -56,33 +61,41 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _rows(report: Mapping[str, Any]) -> dict[str, str]:
-    """Of the parts that were measured."""
-    protocols = _protocol_rows(report) if "split" in report else {}
-    model = (
-        _overhead_rows("FLUX 3 Action", report["flux3"])
-        | _fairness_rows("FLUX 3 Action", report["flux3_fairness"])
-        if "flux3_fairness" in report
-        else {}
-    )
-    return protocols | model
+    """Of what was measured so far."""
+    measured = [rows(report[name]) for name, rows in ROWS.items() if name in report]
+    return {what: result for rows in measured for what, result in rows.items()}
 
 
-def _protocol_rows(report: Mapping[str, Any]) -> dict[str, str]:
-    bad, gone, neighbours = report["malformed"], report["disconnects"], report["bad_neighbours"]
-    memory, parts = report["growth"], report["split"]
+def _malformed_rows(bad: Mapping[str, Any]) -> dict[str, str]:
     return {
         "malformed frames and bodies": f"{bad['refused']:,}, all refused in words",
         "their memory": f"{bad['growth_mib']:+.1f} MiB",
+    }
+
+
+def _disconnect_rows(gone: Mapping[str, Any]) -> dict[str, str]:
+    return {
         "abrupt disconnects": f"{gone['count']}, {gone['growth_mib']:+.1f} MiB",
         "20 answers for the client after them": f"{gone['back_after_s']:.1f} s",
-        "requests in a row": f"{memory['requests']:,}, {memory['growth_mib']:+.1f} MiB",
+    }
+
+
+def _growth_rows(memory: Mapping[str, Any]) -> dict[str, str]:
+    return {"requests in a row": f"{memory['requests']:,}, {memory['growth_mib']:+.1f} MiB"}
+
+
+def _neighbour_rows(neighbours: Mapping[str, Any]) -> dict[str, str]:
+    return {
         "p50 of a client alone": f"{neighbours['alone']['p50']:.2f} ms",
         f"beside {HALF_OPEN} silent sockets and {SLOW_READERS} clients that don't read": (
             f"{neighbours['beside']['p50']:.2f} ms"
         ),
         "silent sockets are closed after": f"{neighbours['silent_closed_after_s']:.1f} s",
-        **_fairness_rows("policy that only checks", report["fairness"]),
-        **_overhead_rows("policy that only checks", report["overhead"]),
+    }
+
+
+def _split_rows(parts: Mapping[str, Any]) -> dict[str, str]:
+    return {
         "of which packing by this client, and by openpi-client": (
             f"{parts['packing']['p50']:.2f}, and {parts['packing_openpi']['p50']:.2f} ms"
         ),
@@ -120,11 +133,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--frames", type=int, default=100_000, help="malformed frames and bodies")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the memory test")
+    parser.add_argument("--requests", type=int, default=10_000, help="of the memory test; overhead: a fifth")
     parser.add_argument("--disconnects", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each fairness test")
     parser.add_argument("--inferences", type=int, default=200, help="of FLUX 3 Action")
-    parser.add_argument("--only", choices=list(PARTS), help="one of the two servers")
+    parser.add_argument("--only", choices=list(PARTS), help="one of these parts")
     args, overrides = parser.parse_known_args()
     overrides = overrides or ["accel=graph+fused"]
     report: dict[str, Any] = {
@@ -135,7 +148,7 @@ def main() -> None:
     }
     keep_freed_memory()  # as every task does
     args.out.mkdir(parents=True, exist_ok=True)
-    for part in [args.only] if args.only else PARTS:
+    for part in [args.only] if args.only else WHOLE_RUN:
         for name, measured in PARTS[part](args, overrides):
             print(f"{name}: measured", flush=True)
             report[name] = measured
@@ -144,6 +157,19 @@ def main() -> None:
             (args.out / "serving.md").write_text(markdown(report))
     print(markdown(report))
 
+
+ROWS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
+    "malformed": _malformed_rows,
+    "disconnects": _disconnect_rows,
+    "growth": _growth_rows,
+    "bad_neighbours": _neighbour_rows,
+    "fairness": partial(_fairness_rows, CHECKING),
+    "overhead": partial(_overhead_rows, CHECKING),
+    "split": _split_rows,
+    "flux3": partial(_overhead_rows, MODEL),
+    "flux3_fairness": partial(_fairness_rows, MODEL),
+}
+"""In the order of the page, by the name of the measurement."""
 
 Measured: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 
@@ -155,8 +181,17 @@ def _protocols(args: argparse.Namespace, overrides: list[str]) -> Measured:
         yield "bad_neighbours", bad_neighbours(server)
         yield "growth", growth(server, args.requests)
         yield "fairness", fairness(server, args.seconds)
-        yield "overhead", overhead(server, make_policy([]), args.requests // 5)
-        yield "split", split(server, args.requests // 5)
+        yield from _cost(server, args.requests // 5)
+
+
+def _overhead(args: argparse.Namespace, overrides: list[str]) -> Measured:
+    with child([]) as server:
+        yield from _cost(server, args.requests // 5)
+
+
+def _cost(server: Child, requests: int) -> Measured:
+    yield "overhead", overhead(server, make_policy([]), requests)
+    yield "split", split(server, requests)
 
 
 def _flux3(args: argparse.Namespace, overrides: list[str]) -> Measured:
@@ -167,7 +202,8 @@ def _flux3(args: argparse.Namespace, overrides: list[str]) -> Measured:
         yield "flux3_fairness", fairness(server, args.seconds)
 
 
-PARTS = {"protocols": _protocols, "flux3": _flux3}
+PARTS = {"protocols": _protocols, "overhead": _overhead, "flux3": _flux3}
+WHOLE_RUN = ("protocols", "flux3")
 
 
 if __name__ == "__main__":
