@@ -39,9 +39,9 @@ def tokenize(tokenizer: Any, text: str, *, length: int, add_special_tokens: bool
     return TokenizedPrompt(padded["input_ids"], padded["attention_mask"], truncated=len(whole) > length)
 
 
-def require_unicode(prompt: str) -> None:
+def require_unicode(text: str, *, name: str = "prompt") -> None:
     """Raises: ObservationError for text that is not valid Unicode."""
     try:
-        prompt.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ObservationError(f"prompt: not valid Unicode ({error.reason}). Send plain text.") from error
+        raise ObservationError(f"{name}: not valid Unicode ({error.reason}). Send plain text.") from error

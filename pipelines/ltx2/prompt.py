@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accel.errors import CheckpointError
-from pipelines.prompt_tokens import TokenizedPrompt, require_unicode, tokenize
+from pipelines.prompt_tokens import TokenizedPrompt, tokenize
 
 
 class PromptTokenizer:
@@ -33,9 +33,5 @@ class PromptTokenizer:
         return len(self._tokenizer)
 
     def encode(self, prompt: str) -> TokenizedPrompt:
-        """Tokenise one prompt; the empty one is a negative prompt that says nothing.
-
-        Raises: ObservationError for text that is not valid Unicode.
-        """
-        require_unicode(prompt)
+        """Tokenise one prompt, valid Unicode; the empty one is a negative prompt that says nothing."""
         return tokenize(self._tokenizer, prompt.strip(), length=self.length)

@@ -16,6 +16,7 @@ from pipelines.ltx2.architectures import Size
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Defaults, defaults
 from pipelines.ltx2.guidance import Guidance, Scales
 from pipelines.ltx2.settings import Ltx2Settings, require_clip
+from pipelines.prompt_tokens import require_unicode
 from pipelines.request_rules import MAX_SEED, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 
@@ -46,7 +47,8 @@ class VideoRequest:
     videos: how many, each with noise of its own. seed: 0..`MAX_SEED`, of the CPU noise generator. image: the
     first frame, RGB of any size, or `None`. image_crf: H.264 quality that the image is passed through, as the
     model was trained; 0 leaves it as it is. notes: what was changed of what the sender gave.
-    Raises: ConfigError for a value of another type or range.
+    Raises: ConfigError for a value of another type or range, ObservationError for text that is not valid
+        Unicode.
     """
 
     prompt: str
@@ -75,6 +77,8 @@ class VideoRequest:
             "image_crf": whole(self.image_crf, 0, 51),
         }
         require_rules(self, rules)
+        require_unicode(self.prompt)
+        require_unicode(self.negative_prompt, name="model.negative_prompt")
         require_clip(self.height, self.width, self.frames, two_stage=self.refinement is not None)
         if self.image is not None:
             _require_first_frame(self.image, crf=self.image_crf)
@@ -109,7 +113,7 @@ def video_request(
 
     seed: `None` is 0. image: the first frame, RGB of any size; `settings.image` is not read. notes: what was
     changed of it.
-    Raises: ConfigError for values that can't be served, naming the key.
+    Raises: ConfigError and ObservationError for values that can't be served, naming the key.
     """
     own = defaults(settings.variant, size)
     if not (prompt and prompt.strip()):

@@ -39,7 +39,7 @@ class TooLargeError(ServingError):
 
 
 class UnsupportedFormatError(ServingError):
-    """Neither JSON nor msgpack nor multipart."""
+    """Neither JSON nor msgpack nor multipart, or compressed."""
 
     reason = "unsupported_format"
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE

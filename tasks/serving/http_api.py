@@ -18,7 +18,13 @@ from tasks.serving import replies
 from tasks.serving.bodies import MSGPACK, read_body
 from tasks.serving.calls import Call, call_from
 from tasks.serving.codec import Limits, encode
-from tasks.serving.errors import InvalidRequestError, ServingError, SlowRequestError, TooLargeError
+from tasks.serving.errors import (
+    InvalidRequestError,
+    ServingError,
+    SlowRequestError,
+    TooLargeError,
+    UnsupportedFormatError,
+)
 from tasks.serving.service import Reply, Service
 
 BODY_TIMEOUT_S = 30.0
@@ -62,8 +68,7 @@ class HttpApi:
             try:
                 body = await self._received(request)
                 in_msgpack = _wants_msgpack(request.headers)
-                content_type = request.headers.get("content-type", "")
-                read = partial(self._read, body, content_type, in_msgpack=in_msgpack)
+                read = partial(self._read, body, request.headers, in_msgpack=in_msgpack)
                 answering = self._service.answer(read, client=object(), protocol="http")
                 return self._answered(await _unless_gone(answering, request), in_msgpack=in_msgpack)
             except ClientDisconnect:
@@ -71,7 +76,9 @@ class HttpApi:
             except ServingError as error:
                 return _refused(error)
 
-    def _read(self, body: bytes, content_type: str, *, in_msgpack: bool) -> Call:
+    def _read(self, body: bytes, headers: Headers, *, in_msgpack: bool) -> Call:
+        _require_uncompressed(headers)
+        content_type = headers.get("content-type", "")
         call = call_from(read_body(body, content_type=content_type, limits=self._limits), self._limits)
         if call.runtime.output_format == "numpy" and not in_msgpack:
             raise InvalidRequestError(f"output_format: numpy goes with 'Accept: {MSGPACK}', not with JSON")
@@ -111,6 +118,12 @@ def _wants_msgpack(headers: Headers) -> bool:
     """Where it is accepted or, with nothing said, was sent."""
     accepted, sent = headers.get("accept", "*/*"), headers.get("content-type", "")
     return "msgpack" in accepted or (accepted == "*/*" and "msgpack" in sent)
+
+
+def _require_uncompressed(headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UnsupportedFormatError(f"content-encoding {encoding:.60}: send identity, the body as it is")
 
 
 async def _unless_gone(work: Coroutine[Any, Any, T], request: Request) -> T:

@@ -12,7 +12,7 @@ import pytest
 from ltx2_harness import ours, tiny_components
 from PIL import Image
 
-from accel.errors import ConfigError, SamebitError
+from accel.errors import ConfigError, ObservationError, SamebitError
 from pipelines.build import build
 from pipelines.ltx2 import components
 from pipelines.ltx2 import pipeline as ltx2_pipeline
@@ -168,6 +168,17 @@ def test_impossible_requests_are_refused(change: dict[str, Any], message: str) -
     with pytest.raises(ConfigError) as refused:
         replace(asked, **change)
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "negative", "name"), [("a \ud800 cat", "", "prompt"), ("x", "\udcff", "model.negative_prompt")]
+)
+def test_texts_that_are_no_unicode_are_refused_by_name(prompt: str, negative: str, name: str) -> None:
+    pipeline = ours(tiny_components())
+    settings = Ltx2Settings(height=64, width=64, frames=9, steps=2, negative_prompt=negative)
+    with pytest.raises(ObservationError) as refused:
+        pipeline.run(video_request(prompt, settings=settings, size="tiny"))
+    assert str(refused.value).startswith(f"{name}: not valid Unicode")
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "P", "I;16"])

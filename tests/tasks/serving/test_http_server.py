@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
 import ssl
 import subprocess
@@ -118,6 +119,17 @@ def post_half(server: Any) -> Iterator[socket.socket]:
 def test_statuses(server, options: dict[str, Any], status: int, kind: str) -> None:
     answer = post(server, **options)
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+
+
+def test_compressed_bodies_are_refused_with_what_is_taken(server) -> None:
+    body = b'{"state": [3]}'
+    packed = post(server, content=gzip.compress(body), headers={"content-encoding": "gzip"})
+    assert packed.status_code == 415
+    assert packed.json()["error"] == {
+        "type": "unsupported_format",
+        "message": "content-encoding gzip: send identity, the body as it is",
+    }
+    assert post(server, content=body, headers={"content-encoding": "Identity"}).status_code == 200
 
 
 def test_metadata_probes_and_unknown_paths(server) -> None:
