@@ -10,6 +10,8 @@ import pytest
 from pipelines.termination import Terminated, ending_cleanly
 from tasks.delayed_signals import delaying_signals
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 @delaying_signals()
 def write(files: list[str], *signals: signal.Signals) -> None:
@@ -39,6 +41,15 @@ def test_who_asks_twice_does_not_wait() -> None:
         write(files, signal.SIGINT, signal.SIGINT)
     assert files == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    files: list[str] = []
+    with ending_cleanly():
+        write(files, signal.SIGHUP, signal.SIGHUP)
+    assert files == ["result.json"]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_an_error_passes_where_no_signal_came() -> None:

@@ -119,6 +119,7 @@ def test_a_request_cut_short_counts_in_no_time(start, tmp_path: Path) -> None:
     assert [len(stage["walls_ms"]) for stage in result.stages] == [1, 1]
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_while_results_are_written_loses_none(start, tmp_path: Path, monkeypatch) -> None:
     pipeline = FakePipeline()
     files = pipeline.files

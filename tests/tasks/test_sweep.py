@@ -236,6 +236,7 @@ def test_each_job_is_compared_with_the_eager_job_of_its_seed(tmp_path: Path) -> 
     }
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_a_run_in_one_line(name: str, code: int, tmp_path: Path) -> None:
     behaviour = f"os.kill(os.getpid(), signal.{name})"
@@ -243,6 +244,13 @@ def test_a_signal_ends_a_run_in_one_line(name: str, code: int, tmp_path: Path) -
     assert done.returncode == code
     assert done.stderr == f"Ended by {name}.\n"
     assert not (tmp_path / "s" / "run.log").exists()
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    program(tmp_path, "os.kill(os.getpid(), signal.SIGHUP)")
+    command = ["nohup", sys.executable, "program.py", "output.dir=s"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120).returncode == 0
+    assert (tmp_path / "s" / "result.json").exists()
 
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
