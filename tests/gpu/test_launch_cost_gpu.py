@@ -40,7 +40,7 @@ def test_a_fused_call_costs_the_host_no_more_than_eager(site, monkeypatch):
         f"\n{site:28s} eager {times['eager']:6.1f} us, fused {times['fused']:5.1f} us, by Triton {slow:5.1f}",
         end="",
     )
-    assert times["fused"] < 1.05 * times["eager"]
+    assert times["fused"] < 1.1 * times["eager"], "more than the noise of a busy host"
 
 
 def small_arguments(site: str):

@@ -20,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from accel.fusion.kernels.aten_rms_norm import multiply_add
-from accel.fusion.kernels.rounding import round_to, store_as, widen
+from accel.fusion.kernels.rounding import round_to, widen
 from accel.fusion.launch import Launch, allocator
 
 MIN_SIZE = 512  # a smaller group gets 32 threads from ATen
+SCRATCH = tl.constexpr(1026)  # fp32 numbers a group: mean and m2 of every thread, then those of the group
 _THREADS = tl.constexpr(512)
 _WARPS = tl.constexpr(16)
 _SHARE = tl.constexpr(64)  # threads that a program stands for
@@ -31,7 +32,7 @@ _BATCH = tl.constexpr(32)  # loads in flight: the recurrence itself waits for ea
 
 
 @triton.jit
-def _thread_moments_kernel(means, m2s, x, size):
+def _thread_moments_kernel(scratch, x, size):
     group = tl.program_id(0).to(tl.int64)
     thread = tl.program_id(1) * _SHARE + tl.arange(0, _SHARE)
     mean = tl.full((_SHARE,), 0.0, tl.float32)
@@ -50,25 +51,24 @@ def _thread_moments_kernel(means, m2s, x, size):
             new_mean = mean + tl.div_rn(delta, count)
             m2 = tl.where(inside, multiply_add(delta, value - new_mean, m2), m2)
             mean = tl.where(inside, new_mean, mean)
-    target = group * _THREADS + thread
-    tl.store(means + target, mean)
-    tl.store(m2s + target, m2)
+    target = scratch + group * SCRATCH + thread
+    tl.store(target, mean)
+    tl.store(target + _THREADS, m2)
 
 
 @triton.jit
-def _fold_kernel(mean_out, rstd_out, means, m2s, size, eps):
-    group = tl.program_id(0).to(tl.int64)
+def _fold_kernel(scratch, size, eps):
+    group = scratch + tl.program_id(0).to(tl.int64) * SCRATCH
     thread = tl.arange(0, _THREADS)
-    mean = tl.load(means + group * _THREADS + thread)
-    m2 = tl.load(m2s + group * _THREADS + thread)
+    mean = tl.load(group + thread)
+    m2 = tl.load(group + _THREADS + thread)
     count = ((size + _THREADS - 1 - thread) // _THREADS).to(tl.float32)
     mean, m2, count = _fold(mean, m2, count, _WARPS, 5)
     mean, m2, count = _fold(mean, m2, count, 1, 4)
-    target = group + tl.arange(0, 1)
-    dtype: tl.constexpr = mean_out.dtype.element_ty
-    tl.store(mean_out + target, store_as(mean, dtype))
-    variance = tl.div_rn(m2, count) + round_to(tl.full((1,), eps, tl.float32), dtype)
-    tl.store(rstd_out + target, store_as(tl.rsqrt(variance), dtype))
+    target = group + 2 * _THREADS + tl.arange(0, 1)
+    tl.store(target, round_to(mean, tl.bfloat16))
+    variance = tl.div_rn(m2, count) + round_to(tl.full((1,), eps, tl.float32), tl.bfloat16)
+    tl.store(target + 1, round_to(tl.rsqrt(variance), tl.bfloat16))
 
 
 @triton.jit
@@ -95,24 +95,22 @@ def _halves(x, rows: tl.constexpr):
     return tl.reshape(low, (rows * half,)), tl.reshape(high, (rows * half,))
 
 
-def plan_group_statistics(x: Tensor, groups: int, eps: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def plan_group_statistics(x: Tensor, groups: int, eps: float) -> Callable[[Tensor], Tensor]:
     """Mean and 1 / sqrt(variance + eps) of every group of channels, rounded to bf16.
 
     x: bf16 (B, C, ...), groups of at least `MIN_SIZE` elements. What is returned takes a tensor like x,
-    contiguous, and returns two (B * groups,).
+    contiguous, and returns fp32 (B * groups, `SCRATCH`), of which the last two columns are the statistics.
     """
     count = x.shape[0] * groups
     size = x.numel() // count
-    new_moments = allocator((count, _THREADS.value), torch.float32, x.device)
-    new_statistic = allocator((count,), x.dtype, x.device)
+    new = allocator((count, SCRATCH.value), torch.float32, x.device)
     find_moments = Launch(_thread_moments_kernel, (count, _THREADS.value // _SHARE.value), size, num_warps=1)
     fold = Launch(_fold_kernel, (count,), size, eps)
 
-    def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        moments = new_moments(), new_moments()
-        find_moments(*moments, x)
-        statistics = new_statistic(), new_statistic()
-        fold(*statistics, *moments)
-        return statistics
+    def run(x: Tensor) -> Tensor:
+        scratch = new()
+        find_moments(scratch, x)
+        fold(scratch)
+        return scratch
 
     return run

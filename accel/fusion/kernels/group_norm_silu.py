@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accel.fusion.kernels.aten_group_norm import MIN_SIZE, plan_group_statistics
+from accel.fusion.kernels.aten_group_norm import MIN_SIZE, SCRATCH, plan_group_statistics
 from accel.fusion.kernels.aten_rms_norm import multiply_add
 from accel.fusion.kernels.rounding import MIN_EPS, round_to, store_as, widen
 from accel.fusion.launch import Launch, allocator
@@ -28,8 +28,7 @@ _MAX_GROUP = 2**30  # elements, so that int32 counts them
 def _group_norm_silu_kernel(
     out,
     x,
-    mean,
-    rstd,
+    scratch,
     weight,
     bias,
     channels,
@@ -41,8 +40,9 @@ def _group_norm_silu_kernel(
     plane = tl.program_id(0) // blocks
     pixel = tl.program_id(0) % blocks * block + tl.arange(0, block)
     group, channel = plane // group_channels, plane % channels
-    slope = widen(tl.load(rstd + group)) * widen(tl.load(weight + channel))
-    intercept = widen(tl.load(bias + channel)) - widen(tl.load(mean + group)) * slope
+    mean = scratch + group.to(tl.int64) * SCRATCH + (SCRATCH - 2)
+    slope = tl.load(mean + 1) * widen(tl.load(weight + channel))
+    intercept = widen(tl.load(bias + channel)) - tl.load(mean) * slope
 
     index = plane.to(tl.int64) * pixels + pixel
     value = widen(tl.load(x + index, mask=pixel < pixels, other=0.0))
@@ -63,7 +63,7 @@ def _plan(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> C
     def run(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         x = x.contiguous()  # as eager does on CUDA, whose result is contiguous then too
         out = new()
-        launch(out, x, *statistics(x), weight, bias)
+        launch(out, x, statistics(x), weight, bias)
         return out
 
     return run
