@@ -5,16 +5,17 @@ input, or nothing set up yet, 3 `accel.strict` found something eager, 129 the te
 130 Ctrl-C, 143 SIGTERM.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+
+# Type checkers take it for true. Nothing is loaded before `main`, where Ctrl-C would end in a traceback: no
+# `typing`, and no `__future__`, so that annotations are in quotes.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def run(cfg: DictConfig) -> float | None:
+def run(cfg: "DictConfig") -> "float | None":
     """One job. Stands here because Hydra names the log and looks for `conf` after this file."""
     from tasks.command import run_job
 

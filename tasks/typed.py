@@ -1,7 +1,7 @@
 """Plain values -> frozen dataclasses, refusing where a schema would convert.
 
-Text never becomes a number or the reverse, numbers are finite, unknown keys are errors with a
-near match. Allowed types: dataclasses, unions of dataclasses told apart by their `name: Literal`,
+Text never becomes a number or the reverse and is UTF-8, numbers are finite, unknown keys are errors
+with a near match. Allowed types: dataclasses, unions of dataclasses told apart by their `name: Literal`,
 `dict[str, ...]`, `| None` of those, and anything msgspec converts (bounds come from
 `Annotated[..., msgspec.Meta(...)]`).
 """
@@ -73,14 +73,21 @@ class _Converter:
         if not _finite(value):
             raise self._wrong(value, hint, key)
         try:
-            return msgspec.convert(value, hint, strict=True)
+            converted = msgspec.convert(value, hint, strict=True)
+            msgspec.json.encode(converted)  # as results hold it
+            return converted
         except msgspec.ValidationError:
             raise self._wrong(value, hint, key) from None
+        except UnicodeEncodeError:  # a byte of the command line, or half a character such as "\ud800"
+            raise ConfigError(f"{key}: not UTF-8 text{self._where(key)}. Write it in UTF-8.") from None
+        except TypeError as error:
+            raise ConfigError(f"{key}: JSON can't hold it{self._where(key)}: {error}") from None
 
     def _name(self, name: object, key: str) -> str:
-        if isinstance(name, str):
-            return name
-        raise ConfigError(f"{key}: the name {name} is not text. Put it in quotes.")
+        if not isinstance(name, str):
+            raise ConfigError(f"{key}: the name {name} is not text. Put it in quotes.")
+        self._leaf(name, str, key)
+        return name
 
     def _unknown(self, name: str, known: list[str], key: str) -> ConfigError:
         full = _join(key, name)
@@ -184,6 +191,8 @@ def _quoted(key: str, text: str, written: Written | None) -> str:
 
 
 def _finite(value: object) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, list):
         return all(_finite(item) for item in value)
     return not isinstance(value, float) or math.isfinite(value)

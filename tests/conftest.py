@@ -1,9 +1,10 @@
-"""Golden tensors of FLUX 3 Action, read once per session; and how workers share the machine."""
+"""Golden tensors of FLUX 3 Action, read once per session; how workers share the machine; signals."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers that run side by side take one core each."""
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Signals act here and in new processes, also where `nohup`, `trap` or a shell's `&` has them ignored."""
+    default = dict.fromkeys((signal.SIGHUP, signal.SIGTERM), signal.SIG_DFL)
+    inherited = {number: signal.signal(number, handler) for number, handler in default.items()}
+    inherited[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in inherited.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from accel.record import RunRecord
 
 KLEIN = "FLUX.2 klein 4B, 512x512, 4 steps"
 KLEINS = (KLEIN, "FLUX.2 klein 4B, 1024x1024, 4 steps")  # on the same weights
+LTX2 = "LTX-2.0, small"
 BENCHMARKS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 
 
@@ -105,6 +106,20 @@ def test_arms_of_an_earlier_call_are_kept_where_their_work_fails_anew(
     assert "error" not in again["works"][KLEIN]
     assert kept == row_then == page_row(tmp_path, KLEIN, "graph")
     assert kept.endswith("| yes, 3 outputs of 2 requests |")
+
+
+def test_arms_of_other_steps_are_not_kept(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    only = ["--only", LTX2]
+    run(script, monkeypatch, tmp_path, *only, "--arms", "graph")
+    kept = run(script, monkeypatch, tmp_path, *only, "--arms", "fused", "--ltx-steps=2")["works"][LTX2]
+
+    work = run(script, monkeypatch, tmp_path, *only, "--arms", "segmented", "--ltx-steps=3")["works"][LTX2]
+
+    assert list(kept["arms"]) == ["eager", "graph", "fused"]
+    assert list(work["arms"]) == ["eager", "segmented"]
+    assert "3 denoising steps" in work["note"]
 
 
 def test_every_arm_means_something_for_its_model(script: ModuleType) -> None:

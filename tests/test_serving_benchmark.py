@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -72,6 +73,45 @@ def test_what_was_measured_before_a_run_was_cut_off_is_on_its_page(
     assert len(told) == sum(ROWS[name] for name in measured)
     assert told == [label for label in labels(BENCHMARKS / "serving.md") if label in told]
     assert ("FLUX 3 Action" in (tmp_path / "serving.md").read_text()) == ("flux3" in measured)
+
+
+def test_a_mistyped_option_is_refused_before_anything_runs(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(script, monkeypatch, tmp_path / "out", "--secnds", "5")
+
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --secnds" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_page_tells_its_command_wherever_the_folder_stands(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: bool
+) -> None:
+    given: list[list[str]] = []
+
+    def measured(_: Any, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        given.append(overrides)
+        yield "growth", MEASURED["growth"]
+
+    monkeypatch.setattr(script, "PARTS", {"protocols": measured})
+    out, options = [str(tmp_path)], ["--only", "protocols", "--seconds", "5"]
+    command = ["serving.py", *(out + options if first else options + out), "size=tiny", "prompt='a b'"]
+    monkeypatch.setattr("sys.argv", command)
+
+    script.main()
+
+    told = json.loads((tmp_path / "serving.json").read_text())["command"]
+    words = shlex.split(told)
+    assert given == [["size=tiny", "prompt='a b'"]]
+    assert words[:3] == ["python", "docs/benchmarks/serving.py", "OUT_FOLDER"]
+    assert words[-2:] == given[0]
+    assert "--only protocols" in told
+    assert "--seconds 5" in told
+    assert str(tmp_path) not in told
+    assert f"    {told}\n" in (tmp_path / "serving.md").read_text()
 
 
 def test_the_overhead_is_measured_by_itself(

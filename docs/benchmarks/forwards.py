@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cuda_command import require_cuda
 from forwards_tables import markdown
 from forwards_works import WORKS, Work
 from products_alone import products_alone
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(WORKS), choices=list(WORKS))
     parser.add_argument("--without-compile", action="store_true")
     options = parser.parse_args()
+    require_cuda(parser)
     options.out.mkdir(parents=True, exist_ok=True)
     if len(options.only) > 1:
         _in_processes(options.out, options.only, flags=["--without-compile"] * options.without_compile)

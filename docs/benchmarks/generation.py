@@ -9,8 +9,8 @@ outputs that eager itself does not repeat are told apart. At last one request ru
 
 What fails becomes a row with its error, and so does what would begin too late. generation.json and
 generation.md are written after every arm. Arms that the folder's generation.json has are kept if software,
-device and size are the same, so that several calls can share the work. Code that Triton or Inductor find on
-disk shortens first results.
+device, size and the steps of LTX-2 are the same, so that several calls can share the work. Code that Triton
+or Inductor find on disk shortens first results.
 `--size tiny --device cpu` tries all of this with small requests under the same names.
 """
 
@@ -64,8 +64,13 @@ class Report:
         self._facts = {"date": time.strftime("%Y-%m-%d"), **facts}
 
     def begin(self, name: str, work: Work) -> None:
-        """Arms that are not to be measured anew are kept, and with them the facts that their rows tell."""
-        earlier = {fact: value for fact, value in self._works.get(name, {}).items() if fact != "error"}
+        """Arms that are not to be measured anew are kept, and with them the facts that their rows tell.
+
+        Those of another note are not: it tells how the request departs from the usual one.
+        """
+        known = self._works.get(name, {})
+        same = known.get("note") == work.note
+        earlier = {fact: value for fact, value in known.items() if same and fact != "error"}
         arms = {arm: row for arm, row in earlier.get("arms", {}).items() if arm not in work.arms}
         self._works[name] = {**earlier, "note": work.note, "arms": arms}
 

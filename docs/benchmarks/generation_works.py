@@ -20,8 +20,8 @@ class Work:
     """One kind of request and the arms that serve it beside eager.
 
     model, request: overrides that decide the components, and what is asked of them. note: how the request
-    departs from the usual one. rounds: timed requests of each arm. profiled_steps: of the request under the
-    profiler, where that is a shorter one.
+    departs from the usual one, and all that options decide of it. rounds: timed requests of each arm.
+    profiled_steps: of the request under the profiler, where that is a shorter one.
     """
 
     model: tuple[str, ...]

@@ -200,12 +200,16 @@ def _draw_spans(axes: Any, arm: _Arm) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("record").add_argument("spans", type=Path)
+    recording = commands.add_parser("record")
+    recording.add_argument("spans", type=Path)
     drawing = commands.add_parser("draw")
     drawing.add_argument("spans", type=Path)
     drawing.add_argument("png", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "record":
+        from cuda_command import require_cuda  # imports torch, which `draw` does without
+
+        require_cuda(recording)
         record(arguments.spans)
     else:
         draw(arguments.spans, arguments.png)

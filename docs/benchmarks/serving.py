@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -129,6 +130,13 @@ def _times(summary: Mapping[str, float]) -> str:
     return f"{summary['p50']:.2f}, {summary['p99']:.2f} and {summary['jitter']:.2f} ms"
 
 
+def _command(args: argparse.Namespace, overrides: Sequence[str]) -> str:
+    """With every option written out, also where its default may be another one day."""
+    names = ("frames", "requests", "disconnects", "seconds", "inferences", "only")
+    options = [f"--{name} {getattr(args, name)}" for name in names if getattr(args, name) is not None]
+    return " ".join(["python docs/benchmarks/serving.py OUT_FOLDER", *options, shlex.join(overrides)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -138,11 +146,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each fairness test")
     parser.add_argument("--inferences", type=int, default=200, help="of FLUX 3 Action")
     parser.add_argument("--only", choices=list(PARTS), help="one of these parts")
-    args, overrides = parser.parse_known_args()
-    overrides = overrides or ["accel=graph+fused"]
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of FLUX 3 Action")
+    args = parser.parse_intermixed_args()
+    overrides = args.overrides or ["accel=graph+fused"]
     report: dict[str, Any] = {
         **provenance(choose_device("auto")),
-        "command": " ".join(["python docs/benchmarks/serving.py OUT_FOLDER", *sys.argv[2:]]),
+        "command": _command(args, overrides),
         "overrides": overrides,
         "load_before": os.getloadavg()[0],
     }

@@ -181,6 +181,7 @@ def test_ctrl_c_while_writing_changes_nothing(tmp_path: Path, monkeypatch) -> No
     assert names(tmp_path) == ["canvas.png"]
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_sigterm_while_writing_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "actions.npy").write_bytes(OLD)
     child = python(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -178,6 +179,30 @@ def test_a_typo_costs_two_lines_and_no_torch(tmp_path: Path) -> None:
     imported = run("accel.max_entires=4", cwd=tmp_path, python=("-X", "importtime")).stderr.split()
     assert "tasks.command_line" in imported
     assert "torch" not in imported
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ("flux2_klein", "prompt"),
+        ("ltx2", "model.negative_prompt"),
+        ("flux3_action", "weights.path"),
+        ("flux3_action", "output.dir"),
+    ],
+)
+def test_a_byte_that_is_not_utf8_is_one_line_before_anything_loads(
+    model: str, key: str, tmp_path: Path
+) -> None:
+    done = run(f"model={model}", f"{key}='a {os.fsdecode(bytes([255]))} cat'", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{key}: not UTF-8 text (command line). Write it in UTF-8.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_character_in_a_policy_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text('manifest: "\\ud800"\n')
+    with pytest.raises(ConfigError, match=r"^accel\.manifest: not UTF-8 text"):
+        compose(f"accel={tmp_path / 'mine.yaml'}")
 
 
 def test_the_version_is_that_of_samebit() -> None:

@@ -46,6 +46,21 @@ sys.modules["tasks.run"].main = main
 runpy.run_path({script!r}, run_name="__main__")
 """
 
+# run.py, with Ctrl-C in the moment when a module is looked for.
+INTERRUPTED = """
+import signal, sys
+sys.path.insert(0, {repo!r})
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith({module!r}):
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+__file__ = {script!r}
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+
 
 def program(folder: Path, behaviour: str) -> Path:
     file = folder / "program.py"
@@ -237,6 +252,17 @@ def test_each_job_is_compared_with_the_eager_job_of_its_seed(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize("module", ["", "hydra", "torch"])
+def test_ctrl_c_while_modules_load_is_one_line(module: str, tmp_path: Path) -> None:
+    """The first one that Python has not loaded by itself, and later ones."""
+    text = INTERRUPTED.format(repo=str(REPO), module=module, script=str(REPO / "run.py"))
+    (tmp_path / "program.py").write_text(text)
+    command = [sys.executable, "program.py", "device=cpu", "output.dir=s"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+
+
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_a_run_in_one_line(name: str, code: int, tmp_path: Path) -> None:
     behaviour = f"os.kill(os.getpid(), signal.{name})"
@@ -307,6 +333,7 @@ def test_what_is_not_installed_is_said_with_the_remedy(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_sigterm_while_a_job_writes_ends_the_sweep(tmp_path: Path) -> None:
     behaviour = "from pipelines.output_folder import OutputFolder; import os, signal; "
     behaviour += "sync = os.fsync; once = lambda _: setattr(os, 'fsync', sync) or "

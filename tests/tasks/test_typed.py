@@ -119,6 +119,7 @@ class Cat:
 class Dog:
     name: Literal["dog"]
     tricks: dict[str, bool] = field(default_factory=dict)
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,7 @@ class Home:
     pet: Cat | Dog
     guest: Cat | None = None
     sizes: list[float] | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
 
 
 def home(**values: Any) -> Home:
@@ -163,6 +165,35 @@ def test_what_is_wrong_is_named_with_its_key(values: dict[str, Any], message: st
 def test_numbers_are_finite_also_in_lists(number: float) -> None:
     with pytest.raises(ConfigError, match="sizes"):
         home(pet={"name": "dog"}, sizes=[1.0, number])
+
+
+HALF = "a \udcff cat"
+"""What Python makes of a command line with a byte that is not UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"pet": {"name": "cat", "lives": HALF}}, "pet.lives"),
+        ({"pet": {"name": "dog", "title": HALF}}, "pet.title"),
+        ({"pet": {"name": "dog", "tricks": {HALF: True}}}, "pet.tricks"),
+        ({"pet": {"name": "dog"}, "extras": {"shelf": HALF}}, "extras.shelf"),
+        ({"pet": {"name": "dog"}, "extras": {"shelf": [{HALF: 1}]}}, "extras.shelf"),
+    ],
+)
+def test_text_that_is_not_utf8_is_named_with_its_key(values: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        home(**values)
+    assert str(caught.value) == f"{key}: not UTF-8 text. Write it in UTF-8."
+
+
+def test_what_results_could_not_hold_is_refused_where_it_stands() -> None:
+    for extras, words in (
+        ({"shelf": {True: 1}}, "JSON can't hold it"),
+        ({"shelf": {"cup": math.nan}}, "got {'cup': nan}"),
+    ):
+        with pytest.raises(ConfigError, match=f"^extras.shelf: .*{words}"):
+            home(pet={"name": "dog"}, extras=extras)
 
 
 def test_every_quoted_text_survives(tmp_path: Path) -> None:
