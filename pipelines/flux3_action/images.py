@@ -49,9 +49,12 @@ def to_unit_image(value: Any, *, camera: str, image_format: ImageFormat) -> Tens
         channels_first = channels_first[::-1]
     # Axes are turned before bytes become floats: a quarter of the memory is walked in strides.
     pixels = np.ascontiguousarray(channels_first).astype(np.float32)
-    pixels -= low
+    if low:
+        pixels -= low
     pixels /= high - low
-    return torch.from_numpy(np.clip(pixels, 0, 1, out=pixels))
+    if low or array.dtype.kind == "f":  # integers from 0 on lie inside
+        np.clip(pixels, 0, 1, out=pixels)
+    return torch.from_numpy(pixels)
 
 
 def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:

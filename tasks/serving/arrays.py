@@ -20,7 +20,7 @@ _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])|bool|u?int(?:8|16|32|64)|f
 
 
 def array_from(data: Any, dtype: Any, shape: Any, *, max_bytes: int) -> npt.NDArray[Any]:
-    """A C-ordered array that owns its memory and can be written to.
+    """A C-ordered array in the memory of `data`, read-only where `data` is.
 
     data: bytes in C order. dtype: numpy's name of booleans, integers or floats, as text or bytes.
     shape: whole numbers >= 0.
@@ -38,7 +38,7 @@ def array_from(data: Any, dtype: Any, shape: Any, *, max_bytes: int) -> npt.NDAr
         raise InvalidRequestError(
             f"array: shape {list(sizes)} of {kind} takes {expected} bytes, {len(data)} were sent"
         )
-    return np.frombuffer(data, dtype=kind).reshape(sizes).copy()
+    return np.frombuffer(data, dtype=kind).reshape(sizes)
 
 
 def scalar_from(data: Any, dtype: Any) -> np.generic:

@@ -45,7 +45,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, limits: Limits) -> dict[str, Any]:
-    """One message, a map with text keys. Arrays own their memory and can be written to.
+    """One message, a map with text keys. Arrays are read-only: each lies in the bytes that were unpacked.
 
     Raises: TooLargeError; InvalidRequestError saying what is wrong with the bytes.
     """

@@ -65,7 +65,11 @@ class Policy(Protocol):
         """Make everything ready, with the true shapes, and prove it. Raises: what ends the server."""
 
     def prepare(self, observation: Mapping[str, Any], parameters: Parameters) -> Any:
-        """A checked request. Raises: SamebitError, whose message goes to the client. Any thread."""
+        """A checked request. Any thread.
+
+        observation: its arrays may be read-only; torch has to be given copies.
+        Raises: SamebitError, whose message goes to the client.
+        """
 
     def infer(self, request: Any) -> Answer:
         """Raises: anything; the client learns no more than that the server is at fault."""

@@ -15,8 +15,6 @@ from tasks.serving.codec import encode
 from tasks.serving.errors import FaultError, InvalidRequestError, ServingError
 from tasks.serving.service import Reply, Service
 
-SEND_TIMEOUT_S = 10.0
-"""A client that reads nothing for so long is let go."""
 FAULT_CODE = 1011
 MAX_AHEAD = 2
 """Messages of one connection that are taken at a time; the rest stays in the network."""
@@ -48,7 +46,7 @@ async def converse(socket: WebSocket, service: Service, dialect: Dialect) -> Non
         async with asyncio.TaskGroup() as tasks:
             await session.receive(tasks)
             raise _EndedError  # cancels what is under way
-    except* (_EndedError, WebSocketDisconnect, TimeoutError):
+    except* (_EndedError, WebSocketDisconnect):
         pass
 
 
@@ -84,7 +82,8 @@ class _Session:
         begin = time.perf_counter()
         with self._service.exchange():
             answer = await self._answer(event)
-            await asyncio.wait([previous])
+            if not previous.done():
+                await asyncio.wait([previous])
             await self._send(self._frame(answer))
             if isinstance(answer, FaultError):
                 await self._socket.close(FAULT_CODE)
@@ -114,13 +113,12 @@ class _Session:
         return encode(content)
 
     async def _send(self, frame: str | bytes) -> None:
-        """Raises: WebSocketDisconnect if the client has gone, TimeoutError if it reads nothing."""
+        """Raises: WebSocketDisconnect if the client has gone, or was cut off as it read nothing."""
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                if isinstance(frame, str):
-                    await self._socket.send_text(frame)
-                else:
-                    await self._socket.send_bytes(frame)
+            if isinstance(frame, str):
+                await self._socket.send_text(frame)
+            else:
+                await self._socket.send_bytes(frame)
         except RuntimeError as error:
             # Uvicorn's word for a connection that its client has closed while an answer was on its way.
             raise WebSocketDisconnect(code=1006) from error

@@ -194,12 +194,19 @@ def test_c23_views_equal_their_copies(view, dtype):
     assert torch.equal(unit(array), unit(array.copy()))
 
 
-def test_c23_read_only_array_is_taken_without_a_warning():
-    array = np.load(ORDERS / "rgb.npy")
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_c23_read_only_array_is_taken_without_a_warning_and_never_written_to(dtype, layout):
+    array = (np.load(ORDERS / "rgb.npy") / (1 if dtype is np.uint8 else 255)).astype(dtype)
+    array = np.ascontiguousarray(array.transpose(2, 0, 1)) if layout == "chw" else array
+    before = array.copy()
     array.setflags(write=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_true_colours(unit(array))
+        image = unit(array, layout=layout)
+    assert_true_colours(image)
+    image.zero_()
+    assert np.array_equal(array, before)
 
 
 @pytest.mark.parametrize(
