@@ -11,6 +11,7 @@ from tasks.config import compose
 # In this order: compiling and proving kernels falls to the arm that users get, and what `torch.compile`
 # leaves in the process comes after everything else.
 FLUX2_ARMS = ("graph+fused", "fused", "graph", "compile")
+FLUX2_BASE_ARMS = ("graph+fused", "fused", "graph", "graph+fused, batched_guidance", "compile")
 LTX2_ARMS = ("graph+fused", "fused", "graph", "segmented", "graph+fused, skip_ineffective_stg", "compile")
 PROMPT = "A lighthouse on a cliff at dusk, waves breaking below, take {number}"
 
@@ -83,15 +84,16 @@ def works(*, size: str, ltx_steps: int) -> dict[str, Work]:
             rounds=2,
             note=cut,
         ),
-        "FLUX.2 klein base 4B, 1024x1024, 50 steps, guidance": Work(
+    }
+    for side in 512, 1024:
+        full[f"FLUX.2 klein base 4B, {side}x{side}, 50 steps, guidance"] = Work(
             model=base,
-            request=("model.height=1024", "model.width=1024", "model.steps=50", "model.guidance=4.0"),
-            arms=("graph+fused", "graph+fused, batched_guidance"),
+            request=(f"model.height={side}", f"model.width={side}", "model.steps=50", "model.guidance=4.0"),
+            arms=FLUX2_BASE_ARMS,
             rounds=2,
             note="launches and GPU-busy time are those of 4 steps",
             profiled_steps=4,
-        ),
-    }
+        )
     return full if size == "full" else {name: _tiny(work) for name, work in full.items()}
 
 

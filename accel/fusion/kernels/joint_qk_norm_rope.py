@@ -91,16 +91,8 @@ def _plan(
     launch_first = _launch(first[0], cos, eps, start=0) if first else None
     launch = _launch(q, cos, eps, start=len(cos) - q.shape[1])
 
-    def run(
-        q: Tensor,
-        k: Tensor,
-        q_scale: Tensor,
-        k_scale: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        _: float,
-        *first: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def run(*args: Any) -> tuple[Tensor, Tensor]:
+        q, k, q_scale, k_scale, cos, sin, _, *first = args
         q_out, k_out = new(), new()
         if launch_first is not None:
             launch_first(q_out, k_out, *first, cos, sin)

@@ -110,17 +110,8 @@ def _plan(
     launch_q = _launch(cos, eps, q, k if k_cos is None else None)
     launch_k = None if k_cos is None else _launch(k_cos, eps, k)
 
-    def run(
-        q: Tensor,
-        k: Tensor,
-        q_scale: Tensor,
-        k_scale: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        k_cos: Tensor | None,
-        k_sin: Tensor | None,
-        _: float,
-    ) -> tuple[Tensor, Tensor]:
+    def run(*args: Any) -> tuple[Tensor, Tensor]:
+        q, k, q_scale, k_scale, cos, sin, k_cos, k_sin, _ = args
         q_out, k_out = new_q(), new_k()
         if launch_k is None:
             launch_q(q_out, k_out, q, k, q_scale, k_scale, cos, sin)
