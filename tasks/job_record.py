@@ -30,6 +30,8 @@ class JobRecord:
     model, accel, task: names of the choices.
     begin, end: seconds since 1970, UTC, loading included; `end` is `None` while the job runs, and for
         good if its process was killed.
+    earlier: begin and end of the times before that the job ran in this folder, killed or failed; one that
+        was killed ran until the next began, at the latest.
     machine: the same for all processes of one machine since it was started; says nothing else about it.
     device: `cpu`, or the UUID of the GPU, which is the same whatever number a process gives it.
     """
@@ -41,6 +43,7 @@ class JobRecord:
     task: str
     begin: float
     end: float | None = None
+    earlier: tuple[tuple[float, float], ...] = ()
     machine: str
     device: str = CPU
 
@@ -49,18 +52,20 @@ class JobRecord:
 def recorded(
     folder: Path, *, number: int, overrides: Sequence[str], model: str, accel: str, task: str, device: str
 ) -> Iterator[None]:
-    """Record the begin of a job, and its end however it ends.
+    """Record the begin of a job, and its end however it ends; of a job that is repeated, both times.
 
     device: as configured: auto, cpu, cuda or cuda:N.
     Raises: OutputError when the folder can't be written to.
     """
+    begin, before = time.time(), read_record(folder)
     record = JobRecord(
         number=number,
         overrides=tuple(overrides),
         model=model,
         accel=accel,
         task=task,
-        begin=time.time(),
+        begin=begin,
+        earlier=() if before is None else (*before.earlier, (before.begin, before.end or begin)),
         machine=_machine(),
     )
     _write(folder, record)

@@ -60,18 +60,19 @@ def contending(record: JobRecord, others: Sequence[JobRecord]) -> tuple[int, ...
     """Numbers of the jobs that slowed this one, perhaps: that ran at the same time on its device.
 
     A job on the CPU shares it with all jobs of the machine. One that was killed left no end and counts as
-    running on.
+    running on, until it was repeated.
     """
+    own_begin, own_end = _last_run(record)
     return tuple(
         other.number
         for other in others
         if other.number != record.number
         and other.machine == record.machine
         and record.device in (CPU, other.device)
-        and other.begin < _end(record)
-        and record.begin < _end(other)
+        and any(begin < own_end and own_begin < end for begin, end in (*other.earlier, _last_run(other)))
     )
 
 
-def _end(record: JobRecord) -> float:
-    return float("inf") if record.end is None else record.end
+def _last_run(record: JobRecord) -> tuple[float, float]:
+    """Begin and end of the run that the figures are of."""
+    return record.begin, float("inf") if record.end is None else record.end

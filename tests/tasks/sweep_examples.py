@@ -66,7 +66,7 @@ def write_job(
 ) -> Job:
     """A job's folder as it is after a sweep."""
     folder = sweep / str(number)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     chosen: dict[str, Any] = dict(text.split("=", 1) for text in overrides)
     with recorded(
         folder,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from sweep_examples import example_result, write_job
 
@@ -16,7 +17,7 @@ from tasks.comparison.outcomes import contending
 from tasks.comparison.rows import rows_of
 from tasks.comparison.tables import fallback_lines, note
 from tasks.comparison.terminal import show
-from tasks.job_record import JobRecord
+from tasks.job_record import JOB_FILE, JobRecord, read_record
 
 
 def test_a_job_is_compared_with_the_eager_job_of_its_model_and_other_overrides(tmp_path: Path) -> None:
@@ -174,6 +175,9 @@ RECORD = JobRecord(
         ({"device": "GPU-1"}, {"device": "GPU-2"}, False),
         ({"device": "GPU-1"}, {"device": "cpu"}, False),
         ({}, {"begin": 1.0, "end": None}, True),
+        ({}, {"begin": 40.0, "end": 50.0, "earlier": ((15.0, 40.0),)}, True),
+        ({}, {"begin": 40.0, "end": 50.0, "earlier": ((21.0, 40.0),)}, False),
+        ({"begin": 40.0, "end": 50.0, "earlier": ((15.0, 40.0),)}, {}, False),
     ],
 )
 def test_jobs_contend_that_overlap_on_one_device(
@@ -181,6 +185,20 @@ def test_jobs_contend_that_overlap_on_one_device(
 ) -> None:
     first, second = replace(RECORD, **mine), replace(RECORD, number=1, **other)  # type: ignore[arg-type]
     assert contending(first, [first, second]) == ((1,) if contended else ())
+
+
+def test_a_job_remembers_when_it_ran_before_it_was_killed(tmp_path: Path) -> None:
+    """A sweep that is resumed would else forget whose times such a job has spoilt."""
+    killed = replace(RECORD, begin=15.0, end=None)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / JOB_FILE).write_bytes(msgspec.json.encode(asdict(killed)))
+    again = read_record(write_job(tmp_path, 0, "accel=graph").folder)
+    assert again is not None
+    assert again.earlier == ((15.0, again.begin),)
+    third = read_record(write_job(tmp_path, 0, "accel=graph").folder)
+    assert third is not None
+    assert third.earlier == (*again.earlier, (again.begin, again.end))
+    assert contending(RECORD, [replace(third, number=1, machine="a")]) == (1,)
 
 
 class Terminal(io.StringIO):
