@@ -24,8 +24,9 @@ from accel.fusion.kernels.rounding import round_to, widen
 from accel.fusion.launch import Launch, allocator
 
 MIN_SIZE = 512  # a smaller group gets 32 threads from ATen
-SCRATCH = tl.constexpr(1026)  # fp32 numbers a group: mean and m2 of every thread, then those of the group
 _THREADS = tl.constexpr(512)
+# fp32 numbers a group: mean and m2 of every thread, then mean and reciprocal deviation of the group.
+SCRATCH = tl.constexpr(2 * _THREADS.value + 2)
 _WARPS = tl.constexpr(16)
 _SHARE = tl.constexpr(64)  # threads that a program stands for
 _BATCH = tl.constexpr(32)  # loads in flight: the recurrence itself waits for each

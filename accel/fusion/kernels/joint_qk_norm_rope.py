@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accel.fusion.kernels.aten_rms_norm import add_squares, fold_lanes, refuse_norm
+from accel.fusion.kernels.layout import head_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
@@ -108,7 +109,7 @@ def _launch(q: Tensor, cos: Tensor, eps: float, *, start: int) -> Launch:
     return Launch(
         _joint_qk_norm_rope_kernel,
         (tokens, triton.cdiv(heads, _GROUP), batch),
-        *(0 if batch == 1 else q.stride(0), q.stride(1), q.stride(2)),
+        *head_strides(q),
         cos.stride(0),
         len(cos) * heads * channels,
         start,

@@ -39,6 +39,12 @@ def row_strides(tensor: Tensor) -> tuple[int, int]:
     return (0 if batch == 1 else tensor.stride(0)), (0 if rows == 1 else tensor.stride(1))
 
 
+def head_strides(tensor: Tensor) -> tuple[int, int, int]:
+    """Strides in elements of the first three of four dimensions; 0 where the batch is 1."""
+    batch, second, third, _ = tensor.stride()
+    return (0 if tensor.shape[0] == 1 else batch), second, third
+
+
 def row_grid(shape: Sequence[int], block: int) -> tuple[int, int, int]:
     """One program per row and `block` columns of an output of shape (B, L, D): (L, D / block, B)."""
     batch, rows, width = shape

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accel.fusion.kernels.layout import row_strides
+from accel.fusion.kernels.layout import head_strides, row_strides
 from accel.fusion.kernels.rounding import MIN_EPS, round_to, store_as, widen
 from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
@@ -99,7 +99,7 @@ def _plan(
     launch = Launch(
         _qk_norm_rope_kernel,
         (tokens, triton.cdiv(heads, _GROUP), batch),
-        *(0 if batch == 1 else q.stride(0), q.stride(1), q.stride(2)),
+        *head_strides(q),
         *row_strides(cos_sin),
         eps,
         heads=heads,

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accel.fusion.kernels.aten_rms_norm import add, add_squares, fold_lanes, multiply_add, refuse_norm
-from accel.fusion.kernels.layout import refuse_rows, row_strides
+from accel.fusion.kernels.layout import head_strides, refuse_rows, row_strides
 from accel.fusion.kernels.rounding import round_to, store_as, widen
 from accel.fusion.launch import Launch, allocator
 from accel.fusion.site import Kernel
@@ -131,7 +131,7 @@ def _launch(cos: Tensor, eps: float, one: Tensor, two: Tensor | None = None) -> 
         (tokens, batch),
         *row_strides(one),
         *row_strides(one if two is None else two),
-        *(0 if batch == 1 else cos.stride(0), cos.stride(1), cos.stride(2)),
+        *head_strides(cos),
         eps,
         both=two is not None,
         width=width,

@@ -87,12 +87,13 @@ def plan_norm_and_modulate(
     batch, tokens, width = x.shape
     new = allocator(x.shape, x.dtype, x.device)
     strides = [row_strides(x if each is None else each) for each in (x, gate, a, b, shift, scale)]
+    sums = a is not None
     kernel = _residual_layer_norm_modulate_kernel
     launch = Launch(kernel, (tokens, batch), *chain(*strides), eps, width=width)
 
-    def run(x: Tensor, gate: Tensor | None, a: Tensor | None, *others: Any) -> tuple[Tensor | None, Tensor]:
-        total, out = None if a is None else new(), new()
-        launch(out, total, x, gate, a, *others[:-1])
+    def run(*args: Any) -> tuple[Tensor | None, Tensor]:
+        total, out = new() if sums else None, new()
+        launch(out, total, *args[:-1])
         return total, out
 
     return run
