@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from generation_tables import REQUEST, markdown
 from generation_works import Work, works
 from policies import policy_of
+from provenance import provenance
 
 from accel.errors import SamebitError
 from accel.fusion.compare import first_mismatch
@@ -44,7 +45,6 @@ from accel.policy import AccelPolicy
 from pipelines.build import build, choose_device
 from tasks.arms import Arm
 from tasks.config import compose
-from tasks.environment import device_facts, software
 
 Outputs: TypeAlias = Mapping[str, Any]
 
@@ -53,15 +53,15 @@ class Report:
     """What was measured, on disk after every addition, and the time that is left for more."""
 
     def __init__(self, out: Path, *, minutes: float, facts: Mapping[str, Any]) -> None:
-        """facts: what figures depend on. Works of an earlier report with the same ones are kept."""
+        """facts: the date, and what figures depend on; works of an earlier report of the same are kept."""
         self._started = time.perf_counter()
         self._minutes = minutes
         self._out = out
         written = out / "generation.json"
         earlier = json.loads(written.read_text()) if written.exists() else {}
-        same = all(earlier.get(name) == value for name, value in facts.items())
+        same = all(earlier.get(name) == value for name, value in facts.items() if name != "date")
         self._works: dict[str, dict[str, Any]] = earlier["works"] if same else {}
-        self._facts = {"date": time.strftime("%Y-%m-%d"), **facts}
+        self._facts = facts
 
     def begin(self, name: str, work: Work) -> None:
         """Arms that are not to be measured anew are kept, and with them the facts that their rows tell.
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device = str(choose_device(options.device))
-    facts = {"software": software(), "device": device_facts(device), "size": options.size}
+    facts = {**provenance(device), "size": options.size}
     report = Report(options.out, minutes=options.minutes, facts=facts)
     chosen = {
         name: replace(work, arms=tuple(arm for arm in work.arms if arm in options.arms))
