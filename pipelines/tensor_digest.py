@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accel.graphs.tree import distinct_tensors
+from pipelines.transfer import read_back
 
 
 def tensor_digest(value: Any) -> str:
@@ -17,7 +18,8 @@ def tensor_digest(value: Any) -> str:
     sha = hashlib.sha256()
     for leaf in distinct_tensors(value):
         sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
-        sha.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        values = read_back(leaf.detach()).contiguous()
+        sha.update(values.reshape(-1).view(torch.uint8).numpy())
     return sha.hexdigest()
 
 

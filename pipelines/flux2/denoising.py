@@ -27,7 +27,7 @@ from pipelines.flux2.request import ImageRequest
 from pipelines.flux2.schedule import flow_match_schedule
 from pipelines.flux2.transformer_pass import Modulations, Rope, predict
 from pipelines.progress import Progress
-from pipelines.upload import upload
+from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 
 

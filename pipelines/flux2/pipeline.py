@@ -13,6 +13,7 @@ from pipelines.flux2.weights import Components, load_flux2
 from pipelines.generation_config import GenerationConfig
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
+from pipelines.transfer import read_back
 from stages.stage import State
 
 IGNORED_GUIDANCE = "model.guidance: distilled variants run without guidance; the scale has no effect."
@@ -138,7 +139,7 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
         ignored = (IGNORED_GUIDANCE,) if self.config.distilled and request.guidance > 1 else ()
         from_images = (note for reference in request.references for note in reference.notes)
         return ImageResult(
-            images=state["images"].cpu(),
+            images=read_back(state["images"]),
             prompt=request.prompt,
             seed=request.seed,
             outputs=self._stage_outputs(state),

@@ -23,7 +23,7 @@ from pipelines.flux2.request import ImageRequest
 from pipelines.flux2.text_encoder import MAX_TOKENS, PromptEncoder, causal_mask
 from pipelines.flux2.vae_latents import latents_from_tokens, tokens_from_latents
 from pipelines.host_threads import one_host_thread
-from pipelines.upload import upload
+from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 

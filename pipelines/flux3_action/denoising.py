@@ -31,7 +31,7 @@ from pipelines.flux3_action.tables import (
 from pipelines.flux3_action.transformer import TEXT, Modulation, concat_modulations
 from pipelines.host_threads import one_host_thread
 from pipelines.progress import Progress
-from pipelines.upload import upload
+from pipelines.transfer import upload
 from stages.guidance import combine
 from stages.samplers import History, sampler_plan
 from stages.stage import Field, State

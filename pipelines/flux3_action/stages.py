@@ -28,7 +28,7 @@ from pipelines.flux3_action.tokenizer import MAX_TOKENS, CaptionTokenizer
 from pipelines.flux3_action.transformer import TEXT, ActionTransformer
 from pipelines.flux3_action.video_vae import VideoEncoder
 from pipelines.host_threads import one_host_thread
-from pipelines.upload import upload
+from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 

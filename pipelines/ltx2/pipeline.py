@@ -28,6 +28,7 @@ from pipelines.ltx2.working_memory import text_memory
 from pipelines.pictures import open_picture
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
+from pipelines.transfer import read_back
 from stages.stage import Stage, State
 
 STG_WITHOUT_EFFECT = (
@@ -175,8 +176,8 @@ class Ltx2Pipeline(Pipeline[VideoRequest, VideoResult]):
     def _finish(self, state: State) -> VideoResult:
         request: VideoRequest = state["request"]
         return VideoResult(
-            frames=state["frames"].cpu(),
-            waveform=state["waveform"].cpu(),
+            frames=read_back(state["frames"]),
+            waveform=read_back(state["waveform"]),
             fps=request.fps,
             sampling_rate=self._components.vocoder.config.output_sampling_rate,
             prompt=request.prompt,

@@ -28,7 +28,7 @@ from pipelines.ltx2.prompt import PromptTokenizer
 from pipelines.ltx2.request import VideoRequest
 from pipelines.ltx2.text_encoder import PromptTokens, hidden_states, prepare_tokens
 from pipelines.ltx2.transformer_pass import Text, Transformer, project_text
-from pipelines.upload import upload
+from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
 

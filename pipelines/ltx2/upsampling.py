@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accel.region import region
 from pipelines.ltx2.latent_shapes import Latents, first_frame_mask, pack_video, unpack_video
 from pipelines.ltx2.request import RefinementPlan, VideoRequest
-from pipelines.upload import upload
+from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 
 

@@ -1,11 +1,11 @@
-"""Values on their way to a device; what only a GPU can show is in tests/gpu."""
+"""Values on their way to a device and back; what only a GPU can show is in tests/gpu."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pipelines.upload import upload
+from pipelines.transfer import read_back, upload
 
 CPU = torch.device("cpu")
 
@@ -30,3 +30,8 @@ def test_a_default_device_of_the_caller_does_not_matter() -> None:
     with torch.device("meta"):
         copy = upload(torch.arange(4, device="cpu"), CPU)
     assert copy.tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_on_the_cpu_is_read_back_without_a_copy() -> None:
+    values = torch.randn(1, 3, 40, 200, 200).transpose(1, 2)  # larger than the buffer that a device needs
+    assert read_back(values).data_ptr() == values.data_ptr()
