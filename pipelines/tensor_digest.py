@@ -19,7 +19,7 @@ def tensor_digest(value: Any) -> str:
     for leaf in distinct_tensors(value):
         sha.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
         values = read_back(leaf.detach()).contiguous()
-        sha.update(values.reshape(-1).view(torch.uint8).numpy())
+        sha.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

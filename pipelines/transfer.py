@@ -35,8 +35,8 @@ def read_back(values: Tensor) -> Tensor:
     buffer = torch.empty(
         _CHUNK_BYTES // values.element_size(), dtype=values.dtype, device="cpu", pin_memory=True
     )
-    pieces = zip(*(_in_memory_order(each).split(len(buffer)) for each in (values, result)), strict=True)
-    for source, target in pieces:
+    sources, targets = (torch.split(_in_memory_order(each), len(buffer)) for each in (values, result))
+    for source, target in zip(sources, targets, strict=True):
         target.copy_(buffer[: len(source)].copy_(source))
     return result
 
