@@ -163,7 +163,7 @@ def _joint_pass(
     )
     with torch.inference_mode(), fusion_scope(fused, lambda outcome: None):
         table = denoising.steps(request)[0].table
-        streams = denoising.streams(denoising.start(request, table).targets, conditioning)
+        streams = denoising.streams(denoising.start(request).targets, conditioning)
 
         def run() -> Any:
             return denoising.joint_pass(conditioning.text, streams, table)

@@ -75,7 +75,7 @@ def flux3_action(device: torch.device) -> Work:
         outputs["observation_encoding.state_cond"],
     )
     table = denoising.steps(request)[0].table
-    streams = denoising.streams(denoising.start(request, table).targets, conditioning)
+    streams = denoising.streams(denoising.start(request).targets, conditioning)
     inputs = (conditioning.text, streams, table)
     count = sum(part.shape[1] for part in [conditioning.text.tokens, *streams])
     return Work(

@@ -7,7 +7,7 @@ A action channels, D transformer width.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from accel.fusion.savings import takes
 from accel.loops import iterate
 from accel.region import loop_body, region
-from pipelines.flux3_action.policy_config import LATENT_CHANNELS
+from pipelines.flux3_action.policy_config import LATENT_CHANNELS, PolicyConfig
 from pipelines.flux3_action.position_ids import pack_actions, pack_latents
 from pipelines.flux3_action.request import ActionRequest
 from pipelines.flux3_action.stages import FusionEpoch, TextTokens, TransformerStage
@@ -24,11 +24,12 @@ from pipelines.flux3_action.tables import (
     VIDEO,
     VIDEO_COND,
     DenoisingStep,
+    StaticTables,
     StepTable,
     Targets,
     denoising_steps,
 )
-from pipelines.flux3_action.transformer import TEXT, Modulation, concat_modulations
+from pipelines.flux3_action.transformer import TEXT, ActionTransformer, Modulation, concat_modulations
 from pipelines.host_threads import one_host_thread
 from pipelines.progress import Progress
 from pipelines.transfer import upload
@@ -94,10 +95,24 @@ class Denoising(TransformerStage):
     # Starts kept, of 18 MB each in DROID shapes: a robot's requests have one seed as a rule.
     max_starts: ClassVar[int] = 4
 
+    def __init__(
+        self,
+        *,
+        config: PolicyConfig,
+        transformer: ActionTransformer,
+        tables: StaticTables,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(config=config, transformer=transformer, tables=tables, device=device, dtype=dtype)
+        self._fusion_epoch = FusionEpoch()
+        self._plans = lru_cache(maxsize=self.max_plans)(self._compute_steps)
+        self._starts = lru_cache(maxsize=self.max_starts)(self._compute_start)
+
     def forget(self) -> None:
         super().forget()
-        self._plans.clear()
-        self._starts.clear()
+        self._plans.cache_clear()
+        self._starts.cache_clear()
 
     def run(self, state: State) -> None:
         request: ActionRequest = state["request"]
@@ -107,7 +122,7 @@ class Denoising(TransformerStage):
         )
         progress.start("denoising", request.steps)
         first, *others = self.steps(request)
-        start = self.start(request, first.table)
+        start = self.start(request)
         sample = iterate(
             self.advance,
             start.sample,
@@ -120,22 +135,18 @@ class Denoising(TransformerStage):
         state["video_tokens"] = sample.video
         state["action_tokens"] = sample.action
 
-    def start(self, request: ActionRequest, table: StepTable) -> Start:
-        """Of the request's seed; kept, so not to be written to. table: of its first step.
+    def start(self, request: ActionRequest) -> Start:
+        """Of the request's seed; kept, so not to be written to.
 
         The mode blocks of the target streams see neither observation nor caption (spec section 13).
         """
         if self._fusion_epoch.moved():
-            self._starts.clear()
-        key = (request.seed, request.sampler, request.steps, request.shift)
-        start = self._starts.pop(key, None)
-        if start is None:
-            noise = self.noise(request.seed)
-            start = Start(Sample(*noise), self.embed_targets(*noise, table.video.early, table.action.early))
-        self._starts[key] = start
-        if len(self._starts) > self.max_starts:
-            self._starts.pop(next(iter(self._starts)))
-        return start
+            self._starts.cache_clear()
+        return self._starts(request.seed, request.sampler, request.steps, request.shift)
+
+    def _compute_start(self, seed: int, sampler: str, steps: int, shift: float) -> Start:
+        noise, table = self.noise(seed), self._plans(sampler, steps, shift)[0].table
+        return Start(Sample(*noise), self.embed_targets(*noise, table.video.early, table.action.early))
 
     @region
     def embed_targets(
@@ -162,30 +173,14 @@ class Denoising(TransformerStage):
 
         The last one is told apart only where that can matter: another type of step is another graph.
         """
-        last_apart = request.guided and request.guidance_action == 1.0
-        key = (request.sampler, request.steps, request.shift, last_apart)
-        if key not in self._plans:
-            plan = sampler_plan(request.sampler, steps=request.steps, shift=request.shift)
-            steps = denoising_steps(self._transformer, self._config.action_stream, plan, device=self._device)
-            if last_apart:
-                steps = (*steps[:-1], LastStep(steps[-1].table, steps[-1].solver))
-            if len(self._plans) >= self.max_plans:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = steps
-        return self._plans[key]
+        steps = self._plans(request.sampler, request.steps, request.shift)
+        if not (request.guided and request.guidance_action == 1.0):
+            return steps
+        return (*steps[:-1], LastStep(steps[-1].table, steps[-1].solver))
 
-    @cached_property
-    def _plans(self) -> dict[tuple[str, int, float, bool], tuple[DenoisingStep, ...]]:
-        return {}
-
-    @cached_property
-    def _starts(self) -> dict[tuple[int, str, int, float], Start]:
-        """Least recently used first."""
-        return {}
-
-    @cached_property
-    def _fusion_epoch(self) -> FusionEpoch:
-        return FusionEpoch()
+    def _compute_steps(self, sampler: str, steps: int, shift: float) -> tuple[DenoisingStep, ...]:
+        plan = sampler_plan(sampler, steps=steps, shift=shift)
+        return denoising_steps(self._transformer, self._config.action_stream, plan, device=self._device)
 
     @loop_body("whole")
     def advance(

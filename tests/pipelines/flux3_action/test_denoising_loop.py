@@ -214,11 +214,10 @@ def test_what_a_kernel_made_that_was_switched_off_since_is_computed_anew(
     transformer: ActionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, state = denoising(transformer), state_of(denoising(transformer), seed=0)
-    table = stage.steps(state["request"])[0].table
-    start = stage.start(state["request"], table)
-    assert stage.start(state["request"], table) is start
+    start = stage.start(state["request"])
+    assert stage.start(state["request"]) is start
     monkeypatch.setattr(accel.fusion.gate, "_epoch", SimpleNamespace(value=1 << 20))
-    assert stage.start(state["request"], table) is not start
+    assert stage.start(state["request"]) is not start
 
 
 @torch.no_grad()

@@ -248,7 +248,7 @@ def test_steps_of_a_request_depend_on_all_that_it_chooses(
     denoising = denoising_of(pipeline)
     one = {"shift": 5.0, "steps": 2, "sampler": "cosmos_unipc"}
     first = denoising.steps(asking(pipeline, **one))
-    assert denoising.steps(asking(pipeline, **one)) is first
+    assert denoising.steps(asking(pipeline, **one))[0] is first[0]
     second = denoising.steps(asking(pipeline, **(one | other)))
     assert len(second) != len(first) or not torch.equal(
         second[1].solver.coefficients, first[1].solver.coefficients
@@ -260,7 +260,7 @@ def test_a_client_that_sweeps_the_shift_does_not_fill_the_memory(pipeline: Flux3
     first = denoising.steps(asking(pipeline, shift=1.0))
     for n in range(2, 2 + denoising.max_plans):
         denoising.steps(asking(pipeline, shift=float(n)))
-    assert denoising.steps(asking(pipeline, shift=1.0)) is not first
+    assert denoising.steps(asking(pipeline, shift=1.0))[0] is not first[0]
 
 
 # Configuration
