@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from accel.errors import CheckpointError
+from accel.errors import CheckpointError, ConfigError
 from pipelines.checkpoint import Checkpoint, check_fit, load_into, open_checkpoint
 from pipelines.hub import Hub, HubId
 from pipelines.module_building import ModuleFactory, build_modules
@@ -65,9 +65,13 @@ class DiffusersFolder:
     ) -> DiffusersFolder:
         """Read the index that `weights` (local or hub) names.
 
-        pipelines: pipeline classes that are taken. Raises: CheckpointError if there is no index or it is
-        of another pipeline.
+        pipelines: pipeline classes that are taken. Raises: ConfigError for a setting that has no meaning for
+        such a folder, CheckpointError if there is no index or it is of another pipeline.
         """
+        if not weights.verify_checksums:
+            raise ConfigError(
+                "weights.verify_checksums=false has no effect: diffusers folders have no checksums. Drop it."
+            )
         hub = hub or Hub()
         root: Path | HubId
         if weights.kind == "local":

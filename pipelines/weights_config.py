@@ -30,7 +30,7 @@ class WeightsConfig:
     repo: hub id `owner/name`.
     revision: branch, tag or commit; `None` is the repository's default branch.
     verify_checksums: compare the weight file with a policy package's manifest before it is loaded;
-        diffusers folders have none.
+        `DiffusersFolder` refuses `False`, as diffusers folders have none.
     """
 
     kind: WeightsKind
@@ -40,8 +40,15 @@ class WeightsConfig:
     synthetic_seed: Annotated[int, Meta(ge=0)] = 0
     verify_checksums: bool = True
 
-    def check(self) -> None:
-        """Refuse what can't be loaded or would have no effect. Raises: ConfigError naming the key."""
+    def check(self, *, size: str) -> None:
+        """Refuse what can't be loaded or would have no effect. size: `tiny`, `full` or still `auto`.
+
+        Raises: ConfigError naming the key.
+        """
+        if size == "tiny" and self.kind != "synthetic":
+            raise ConfigError(
+                f"size=tiny is for weights=synthetic; weights={self.kind} decide themselves. Use size=auto."
+            )
         if self.kind == "local" and not self.path:
             raise ConfigError("weights.path is not set; weights=local needs the folder of the model.")
         if self.kind == "hub" and not self.repo:

@@ -113,7 +113,7 @@ def build(tree: Mapping[str, Any], source: Source | None = None) -> RunConfig:
     config = convert(dict(tree), RunConfig, source=source)
     name, model = config.model.name, MODELS[config.model.name]
     config.accel.check(stages=model.stages, sites=model.sites, savings=model.savings, loops=model.loops)
-    config.weights.check()
+    config.weights.check(size=config.size)
     _refuse_like_arms(config)
     if model.observes and config.observation is None:
         raise ConfigError(f"observation: model={name} needs one, e.g. observation.episode=data/panda_lift")

@@ -11,7 +11,7 @@ import torch
 from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2Transformer2DModel
 from torch import nn
 
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError
 from pipelines import synthetic_weights
 from pipelines.component_source import ComponentSource
 from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
@@ -58,12 +58,7 @@ def load_flux2(
     Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
     """
-    weights.check()
-    if weights.kind != "synthetic" and size != "full":
-        raise ConfigError(
-            f"size={size} is for weights=synthetic; with weights={weights.kind} the folder decides. "
-            "Use size=auto."
-        )
+    weights.check(size=size)
     config = flux2_config(variant, size)
     if weights.kind == "synthetic":
         source = _synthetic(config, weights.synthetic_seed, f"{size}, {variant}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError
 from pipelines.checkpoint import Checkpoint, load_into, open_checkpoint
 from pipelines.device_memory import module_bytes, require_fits
 from pipelines.flux3_action.package import PACKAGE_FILES, read_package, variant_subfolder
@@ -98,16 +98,11 @@ def load_components(
     Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
     """
-    weights.check()
+    weights.check(size=size)
     if weights.kind == "synthetic":
         source = _synthetic(weights.synthetic_seed, variant, size)
-    elif size == "full":
-        source = _package(weights, variant, hub or Hub())
     else:
-        raise ConfigError(
-            f"size={size} is for weights=synthetic; with weights={weights.kind} the package decides. "
-            "Use size=auto."
-        )
+        source = _package(weights, variant, hub or Hub())
     check(source.config)
     with torch.device("meta"):
         sizes = {

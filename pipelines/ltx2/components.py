@@ -90,9 +90,11 @@ def load(
     Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
     """
-    weights.check()
-    open_source = _synthetic if weights.kind == "synthetic" else _folder
-    source = open_source(weights, variant, size, two_stage=two_stage)
+    weights.check(size=size)
+    if weights.kind == "synthetic":
+        source = _synthetic(weights.synthetic_seed, variant, size, two_stage=two_stage)
+    else:
+        source = _folder(weights, variant, two_stage=two_stage)
     _check_scheduler(source.scheduler)
 
     def check(modules: Mapping[str, nn.Module]) -> None:
@@ -196,10 +198,8 @@ def require_blocks(blocks: tuple[int, ...], transformer: Any) -> None:
         )
 
 
-def _synthetic(
-    weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool
-) -> ComponentSource[PromptTokenizer]:
-    plan, seed = architecture(variant, size), weights.synthetic_seed
+def _synthetic(seed: int, variant: str, size: Size, *, two_stage: bool) -> ComponentSource[PromptTokenizer]:
+    plan = architecture(variant, size)
     tokens = local_tokenizer.build(pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
     tokenizer = PromptTokenizer(tokens, length=plan.prompt_length)
     classes = {**_CLASSES, "vocoder": _VOCODERS[plan.vocoder_class]}
@@ -220,14 +220,7 @@ def _synthetic(
     )
 
 
-def _folder(
-    weights: WeightsConfig, variant: str, size: Size, *, two_stage: bool
-) -> ComponentSource[PromptTokenizer]:
-    if size == "tiny":
-        raise ConfigError(
-            f"size=tiny is for weights=synthetic; with weights={weights.kind} the folder decides. "
-            "Use size=auto."
-        )
+def _folder(weights: WeightsConfig, variant: str, *, two_stage: bool) -> ComponentSource[PromptTokenizer]:
     folder = DiffusersFolder.open(weights, pipelines=_PIPELINES)
     tokens = folder.tokenizer("tokenizer", classes=_TOKENIZERS)
     vocoder = str(folder.class_name("vocoder"))

@@ -309,7 +309,7 @@ def test_package_from_the_hub(package):
         (WeightsConfig(kind="local", path="x", revision="v1"), "full", r"weights\.revision.*weights=hub"),
         (WeightsConfig(kind="local", path="x", repo="o/n"), "full", r"weights\.repo has no meaning"),
         (WeightsConfig(kind="hub", repo="o/n", synthetic_seed=3), "full", r"weights\.synthetic_seed"),
-        (WeightsConfig(kind="local", path="x"), "tiny", r"the package decides"),
+        (WeightsConfig(kind="local", path="x"), "tiny", "size=tiny is for weights=synthetic"),
     ],
 )
 def test_contradicting_settings(weights, size, fault):
