@@ -108,7 +108,7 @@ class RecordingBackend:
         if self._recorder.installed:
             yield
             return
-        with self._recorder:
+        with self._recorder.install():
             yield
 
     @contextmanager
@@ -183,16 +183,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host = on_host
         self._sharers: Counter[int] = Counter()  # live tensors by the recorded memory they share
 
-    def __enter__(self) -> _Recorder:
+    @contextmanager
+    def install(self) -> Iterator[None]:
         self.installed = True
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.installed = False
-        self._operations = []
-        self._sharers.clear()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        try:
+            with self:
+                yield
+        finally:
+            self.installed = False
+            self._operations = []
+            self._sharers.clear()
 
     def begin(self) -> None:
         self.recording = True
@@ -205,12 +205,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = list(tensors_of([*args, *(kwargs or {}).values()]))
+        kwargs = kwargs or {}
+        with self:  # in inference mode, operations that are made of others arrive whole: `item`, for one
+            value = func.decompose(*args, **kwargs)
+        if value is not NotImplemented:
+            return value
+        given = list(tensors_of([*args, *kwargs.values()]))
         on_host = bool(given) and all(self._on_host(tensor) for tensor in given)
-        if not self.recording or on_host:
-            value = func(*args, **(kwargs or {}))
-        else:
-            value = self._record(func, args, kwargs or {})
+        record = self.recording and not on_host
+        value = self._record(func, args, kwargs) if record else func(*args, **kwargs)
         for result in tensors_of(value):
             self._watch(result)
         return value
@@ -226,7 +229,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fixed_args, fixed_kwargs = map_tensors((args, kwargs), Tensor.detach)
         given = {storage_address(tensor) for tensor in tensors_of([*args, *kwargs.values()])}
         value = func(*args, **kwargs)
-        # By memory, not by schema: `reshape` and `to` are declared as views, and copy where they must.
+        # By memory, not by schema: what is declared as a view may copy where it must.
         results = [None if storage_address(r) in given else r.detach() for r in tensors_of(value)]
         for result in results:
             if result is not None:

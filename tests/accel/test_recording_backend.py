@@ -60,12 +60,13 @@ def test_random_numbers_advance_with_every_replay() -> None:
     assert torch.equal(torch.randn(4), first)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize(
     "fn", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: bool(x.sum())]
 )
-def test_waiting_for_the_device_is_not_permitted(fn: object) -> None:
+def test_waiting_for_the_device_is_not_permitted(fn: object, mode: Any) -> None:
     backend, x = RecordingBackend(), torch.ones(3)
-    with pytest.raises(CaptureFailedError, match=r"not permitted.*aten::"):
+    with mode(), pytest.raises(CaptureFailedError, match=r"not permitted.*aten::"):
         backend.capture(lambda: fn(x), None)  # type: ignore[operator]
     assert not backend.is_capturing()
     assert (backend.attempts, backend.captures) == (1, 0)
@@ -87,7 +88,7 @@ def test_released_graphs_hold_no_memory() -> None:
 
 @torch.inference_mode()
 def test_operations_that_sometimes_copy_are_replayed_when_they_do() -> None:
-    """In inference mode `reshape` reaches the recorder whole: declared as a view, here a copy."""
+    """`reshape` is declared as a view, and copies here."""
     backend, x = RecordingBackend(), torch.arange(6.0).view(2, 3)
     graph = backend.capture(lambda: x.t().reshape(-1) + x.reshape(-1), backend.new_pool())
     x.copy_(torch.arange(6.0, 12.0).view(2, 3))
