@@ -8,12 +8,6 @@ from typing import Any, Literal
 
 from pipelines.flux2.text_encoder import MISTRAL3, QWEN3, LanguageModel
 
-VAE_SCALE = 8
-"""Pixels of an image along one side of one latent."""
-PATCH = 2
-"""Latents along one side of one token."""
-TOKEN_PIXELS = VAE_SCALE * PATCH
-
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Config:

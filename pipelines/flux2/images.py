@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from accel.errors import ConfigError
-from pipelines.flux2.config import TOKEN_PIXELS
+from pipelines.flux2.image_size import TOKEN_PIXELS
 from pipelines.flux2.position_ids import Grid
 from pipelines.pictures import as_rgb, open_picture
 

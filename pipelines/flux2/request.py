@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipelines.flux2.config import TOKEN_PIXELS
+from pipelines.flux2.image_size import TOKEN_PIXELS
 from pipelines.flux2.images import Reference
 from pipelines.flux2.position_ids import Grid
 from pipelines.request_rules import MAX_SEED, require_rules, whole

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from accel.errors import ConfigError
-from pipelines.grids import require_grid
+from pipelines.flux2.image_size import require_image_size
 from pipelines.number_types import Count, NonNegative
 
 Variant = Literal["4b", "4b-base", "9b", "9b-base", "dev"]
@@ -38,8 +38,7 @@ class Flux2Settings:
     prompt_cache_tokens: Annotated[int, Meta(ge=0)] = 16384
 
     def __post_init__(self) -> None:
-        for name in ("height", "width"):
-            require_grid(name, getattr(self, name), step=16, first=16, last=8192, legal="a multiple of 16")
+        require_image_size(self.height, self.width)
         if (self.variant == "dev") != (self.name == "flux2_dev"):
             raise ConfigError(
                 f"model.variant={self.variant} does not belong to model={self.name}; "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.flux2.config import PATCH
+from pipelines.flux2.image_size import PATCH
 from pipelines.flux2.position_ids import Grid
 
 

@@ -15,7 +15,8 @@ from accel.errors import CheckpointError
 from pipelines import synthetic_weights
 from pipelines.component_source import ComponentSource
 from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
-from pipelines.flux2.config import PATCH, VAE_SCALE, Flux2Config, flux2_config
+from pipelines.flux2.config import Flux2Config, flux2_config
+from pipelines.flux2.image_size import PATCH, VAE_SCALE
 from pipelines.flux2.prompt import PromptTokenizer, build_synthetic_tokenizer
 from pipelines.flux2.schedule import require_deterministic
 from pipelines.flux2.text_encoder import PromptEncoder
