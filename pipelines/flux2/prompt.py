@@ -7,7 +7,7 @@ from typing import Any
 from accel.errors import CheckpointError
 from pipelines import local_tokenizer
 from pipelines.flux2.text_encoder import MAX_TOKENS, LanguageModel
-from pipelines.prompt_tokens import TokenizedPrompt, require_unicode, tokenize
+from pipelines.prompt_tokens import TokenizedPrompt, tokenize
 
 
 class PromptTokenizer:
@@ -28,8 +28,7 @@ class PromptTokenizer:
         return len(self._tokenizer)
 
     def encode(self, prompt: str) -> TokenizedPrompt:
-        """Raises: ObservationError for text that is not valid Unicode."""
-        require_unicode(prompt)
+        """prompt: valid Unicode."""
         kind = self._language_model
         text = self._tokenizer.apply_chat_template(
             kind.messages(prompt), tokenize=False, **kind.template_options

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pipelines.flux2.image_size import TOKEN_PIXELS
+from pipelines.flux2.image_size import TOKEN_PIXELS, require_image_size
 from pipelines.flux2.images import Reference
 from pipelines.flux2.position_ids import Grid
+from pipelines.prompt_tokens import require_unicode
 from pipelines.request_rules import MAX_SEED, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 
@@ -20,10 +21,11 @@ from pipelines.tensor_digest import DigestedOutputs
 class ImageRequest:
     """One prompt and how to sample its images.
 
-    seed: 0..`MAX_SEED`, seeds the CPU noise generator of all images together. height, width: pixels,
-    multiples of 16. steps: network evaluations, >= 1. guidance: scale >= 0. images: how many to make.
-    references: images that condition the new ones.
-    Raises: ConfigError for a value of another type or range.
+    seed: 0..`MAX_SEED`, seeds the CPU noise generator of all images together. height, width: pixels, as
+    `Flux2Settings` has them. steps: network evaluations, >= 1. guidance: scale >= 0, finite. images: how many
+    to make. references: images that condition the new ones.
+    Raises: ConfigError for a value of another type or range, ObservationError for text that is not valid
+        Unicode.
     """
 
     prompt: str
@@ -36,18 +38,16 @@ class ImageRequest:
     references: tuple[Reference, ...] = ()
 
     def __post_init__(self) -> None:
-        multiple = f"a multiple of {TOKEN_PIXELS}, at least {TOKEN_PIXELS}"
-        guides = isinstance(self.guidance, int | float) and math.isfinite(self.guidance)
+        is_number = isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)
         rules = {
             "prompt": (isinstance(self.prompt, str), "text"),
             "seed": whole(self.seed, 0, MAX_SEED),
-            "height": (whole(self.height, 1)[0] and self.height % TOKEN_PIXELS == 0, multiple),
-            "width": (whole(self.width, 1)[0] and self.width % TOKEN_PIXELS == 0, multiple),
-            "steps": whole(self.steps, 1),
-            "guidance": (guides and self.guidance >= 0, "a number >= 0"),
-            "images": whole(self.images, 1),
+            **{name: whole(getattr(self, name), 1) for name in ("height", "width", "steps", "images")},
+            "guidance": (is_number and 0 <= self.guidance < math.inf, "a number >= 0"),
         }
         require_rules(self, rules)
+        require_unicode(self.prompt)
+        require_image_size(self.height, self.width)
 
     @property
     def grid(self) -> Grid:

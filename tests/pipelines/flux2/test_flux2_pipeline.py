@@ -21,6 +21,7 @@ from pipelines.flux2.stages import TRUNCATED, TextEncoding
 from pipelines.pipeline import Placement
 from tasks.config import compose
 
+LEGAL: dict[str, Any] = {"prompt": "", "height": 32, "width": 32, "steps": 1, "guidance": 1.0}
 SMALL = ("accel=eager", "device=cpu", "model.height=32", "model.width=48", "model.steps=2")
 
 
@@ -99,10 +100,9 @@ def test_a_long_prompt_is_cut_with_a_note(caplog: pytest.LogCaptureFixture) -> N
     assert pipeline.run(long).notes == (TRUNCATED,)
 
 
-def test_a_prompt_that_is_no_text_is_refused() -> None:
-    pipeline, request = make("model=flux2_klein")
-    with pytest.raises(ObservationError, match="not valid Unicode"):
-        pipeline.run(replace(request, prompt="a \ud800 cat"))
+def test_a_prompt_that_is_no_text_is_refused_with_the_request() -> None:
+    with pytest.raises(ObservationError, match="prompt: not valid Unicode"):
+        ImageRequest(**(LEGAL | {"prompt": "a \ud800 cat"}))
 
 
 def test_prompts_are_encoded_once(eager_policy: AccelPolicy) -> None:
@@ -196,11 +196,14 @@ def test_a_missing_image_is_refused_before_weights_are_read(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {"height": 40},
+        {"height": 0},
         {"width": 32.0},
         {"steps": 0},
         {"seed": -1},
         {"guidance": float("nan")},
+        {"guidance": float("inf")},
+        {"guidance": True},
+        {"guidance": -0.5},
         {"images": True},
         {"prompt": None},
         {"prompt": ["a", "b"]},
@@ -208,10 +211,19 @@ def test_a_missing_image_is_refused_before_weights_are_read(tmp_path: Path) -> N
     ids=str,
 )
 def test_impossible_requests_are_refused_by_field(change: dict[str, Any]) -> None:
-    values: dict[str, Any] = {"prompt": "", "height": 32, "width": 32, "steps": 1, "guidance": 1.0}
     (field,) = change
     with pytest.raises(ConfigError, match=f"^{field}="):
-        ImageRequest(**(values | change))
+        ImageRequest(**(LEGAL | change))
+
+
+@pytest.mark.parametrize("field", ["height", "width"])
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [(40, "got 40; the nearest are 32 and 48"), (1_600_000, "got 1600000; the largest is 8192")],
+)
+def test_requests_have_the_sizes_of_settings(field: str, pixels: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^model\.{field}: expected a multiple of 16, {message}"):
+        ImageRequest(**(LEGAL | {field: pixels}))
 
 
 def test_a_tokenizer_without_padding_is_refused() -> None:
