@@ -128,7 +128,9 @@ class ImageEncoding(Stage):
     def run(self, state: State) -> None:
         request: ImageRequest = state["request"]
         references = request.references
-        tokens = [self.encode(reference.pixels.to(self._device, self._dtype)) for reference in references]
+        with one_host_thread():
+            pixels = [upload(reference.pixels, self._device, dtype=self._dtype) for reference in references]
+        tokens = [self.encode(each) for each in pixels]
         state["reference_tokens"] = torch.cat(tokens, dim=1) if tokens else None
         state["reference_grids"] = tuple(reference.grid for reference in references)
 

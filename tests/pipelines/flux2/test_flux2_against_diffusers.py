@@ -9,8 +9,11 @@ import pytest
 import torch
 from PIL import Image
 from tiny_flux2 import both, make_pair
+from torch import Tensor
 
+import pipelines.flux2.stages
 from accel.policy import AccelPolicy
+from pipelines.transfer import upload
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LONG = "word " * 600
@@ -86,3 +89,26 @@ def test_reference_images(
 ) -> None:
     pictures = tuple(picture(*size) for size in references)
     check(variant, precision, eager_policy, guidance=2.0, images=images, pictures=pictures)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_reference_pixels_are_uploaded_without_waiting(
+    precision: str, eager_policy: AccelPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And cast before, to the bits and strides that diffusers' own cast has."""
+    given: list[Tensor] = []
+    uploaded: list[Tensor] = []
+
+    def spy(values: Tensor, *args: Any, **options: Any) -> Tensor:
+        given.append(values)
+        uploaded.append(upload(values, *args, **options))
+        return uploaded[-1]
+
+    monkeypatch.setattr(pipelines.flux2.stages, "upload", spy)
+    check("4b", precision, eager_policy, pictures=(picture(70, 64), picture(64, 100)))
+    pixels = [pair for pair in zip(given, uploaded, strict=True) if pair[0].is_floating_point()]
+    assert len(pixels) == 2
+    for before, after in pixels:
+        expected = before.to(DTYPES[precision])
+        assert torch.equal(after, expected)
+        assert after.stride() == expected.stride()
