@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -58,15 +57,14 @@ def reference_from(image: Image.Image, *, name: str) -> Reference:
     except ValueError as error:
         raise ConfigError(f"{name}: {error}. Use another image or crop it.") from error
     rgb, notes = as_rgb(image, name=name)
-    width, height = rgb.size
-    if width * height > MAX_PIXELS:
-        scale = math.sqrt(MAX_PIXELS / (width * height))
-        rgb = rgb.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
-        notes = (*notes, f"{name}: scaled from {width}x{height} to {rgb.width}x{rgb.height} pixels.")
+    scaled = processor._resize_if_exceeds_area(rgb, MAX_PIXELS)
+    if scaled.size != rgb.size:
+        sizes = f"from {rgb.width}x{rgb.height} to {scaled.width}x{scaled.height}"
+        notes = (*notes, f"{name}: scaled {sizes} pixels.")
     pixels = processor.preprocess(
-        rgb,
-        height=rgb.height // TOKEN_PIXELS * TOKEN_PIXELS,
-        width=rgb.width // TOKEN_PIXELS * TOKEN_PIXELS,
+        scaled,
+        height=scaled.height // TOKEN_PIXELS * TOKEN_PIXELS,
+        width=scaled.width // TOKEN_PIXELS * TOKEN_PIXELS,
         resize_mode="crop",
     )
     return Reference(pixels, notes)

@@ -80,7 +80,7 @@ def test_large_images_are_scaled_down_with_a_note(tmp_path: Path) -> None:
 def test_scaling_and_cropping_are_those_of_diffusers() -> None:
     large = PICTURE.resize((1111, 1003))
     processor = Flux2ImageProcessor(vae_scale_factor=16)
-    small = processor._resize_if_exceeds_area(large)
+    small = processor._resize_to_target_area(large, 1024 * 1024)  # as its pipelines call it
     height, width = small.height // 16 * 16, small.width // 16 * 16
     expected = processor.preprocess(small, height=height, width=width, resize_mode="crop")
     assert torch.equal(reference_from(large, name="image").pixels, expected)
