@@ -77,8 +77,9 @@ def causal_mask(attention_mask: Tensor) -> Tensor | None:
 class LanguageModel:
     """One kind of text encoder.
 
-    class_name: in `model_index.json`. tokenizer_classes: likewise. prefixes, ignore: as `ModuleSpec` has
-    them. base: transformers' model without a head. text_config: content of config.json -> its config.
+    class_name: in `model_index.json`. tokenizer_classes: likewise. prefixes: as `ModuleSpec` has them.
+    beside: beginnings of full checkpoint names of what is no layer: heads and what sees images.
+    base: transformers' model without a head. text_config: content of config.json -> its config.
     messages: prompt -> chat messages. template_options: for `apply_chat_template`.
     adds_special_tokens: whether the tokenizer adds its own to the templated text.
     special_tokens, chat_template: of synthetic tokenizers, shaped like the released ones.
@@ -87,7 +88,7 @@ class LanguageModel:
     class_name: str
     tokenizer_classes: tuple[str, ...]
     prefixes: tuple[str, ...]
-    ignore: tuple[str, ...]
+    beside: tuple[str, ...]
     base: Any
     text_config: Callable[[dict[str, Any]], Any]
     messages: Callable[[str], list[dict[str, Any]]]
@@ -105,6 +106,12 @@ class LanguageModel:
             text.layer_types = text.layer_types[: text.num_hidden_layers]
         text._attn_implementation = "sdpa"
         return PromptEncoder(self.base(text), output_layers=output_layers)
+
+    def unread(self, config: dict[str, Any], *, output_layers: Sequence[int]) -> tuple[str, ...]:
+        """Beginnings of full checkpoint names that no encoder holds; config as `build` takes it."""
+        above = range(output_layers[-1], self.text_config(config).num_hidden_layers)
+        parts = ("norm.", *(f"layers.{index}." for index in above))
+        return (*self.beside, *(prefix + part for prefix in self.prefixes for part in parts))
 
 
 def _check_layers(config: Any, output_layers: Sequence[int], *, available: int) -> None:
@@ -151,7 +158,7 @@ QWEN3 = LanguageModel(
     class_name="Qwen3ForCausalLM",
     tokenizer_classes=("Qwen2TokenizerFast", "Qwen2Tokenizer", *_PLAIN_TOKENIZERS),
     prefixes=("model.",),
-    ignore=("lm_head.", "model.norm.", "model.layers."),
+    beside=("lm_head.",),
     base=Qwen3Model,
     text_config=Qwen3Config.from_dict,
     messages=_user_message,
@@ -169,17 +176,13 @@ MISTRAL3 = LanguageModel(
     class_name="Mistral3ForConditionalGeneration",
     tokenizer_classes=("PixtralProcessor", "LlamaTokenizerFast", *_PLAIN_TOKENIZERS),
     prefixes=("language_model.model.", "model.language_model."),
-    ignore=(
+    beside=(
         "lm_head.",
         "vision_tower.",
         "multi_modal_projector.",
         "language_model.lm_head.",
-        "language_model.model.norm.",
-        "language_model.model.layers.",
         "model.vision_tower.",
         "model.multi_modal_projector.",
-        "model.language_model.norm.",
-        "model.language_model.layers.",
     ),
     base=MistralModel,
     text_config=_mistral_config,

@@ -118,7 +118,7 @@ def _folder(
             class_name=language_model.class_name,
             build=partial(language_model.build, output_layers=config.text_layers),
             prefixes=language_model.prefixes,
-            ignore=language_model.ignore,
+            ignore=language_model.unread(dict(config.text_encoder), output_layers=config.text_layers),
         ),
     }
     tokens = folder.tokenizer("tokenizer", classes=language_model.tokenizer_classes)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_flux2 import CPU, make_components
 
 import pipelines.flux2.weights
@@ -224,6 +225,35 @@ def test_another_language_model_is_refused(saved: Callable[[str], Path], tmp_pat
     rewrite(file, text_config=text | {"model_type": "llama"})
     with pytest.raises(CheckpointError, match="is a llama"):
         load(folder, "dev")
+
+
+TEXT_WEIGHTS = Path("text_encoder/model.safetensors")
+
+
+@pytest.mark.parametrize("variant", ["4b", "dev"])
+@pytest.mark.parametrize("added", ["self_attn.q_proj.bias", "self_attn.q_proj.weight_scale"])
+def test_tensors_in_layers_that_are_read_are_not_left_out(
+    saved: Callable[[str], Path], tmp_path: Path, variant: str, added: str
+) -> None:
+    """The encoders have four layers; the last hidden state that is read is the input of layer 3."""
+    folder = Path(shutil.copytree(saved(variant), tmp_path / "folder"))
+    tensors = load_file(folder / TEXT_WEIGHTS)
+    (layers,) = {name.partition("layers.")[0] for name in tensors if is_of_the_language_model(name)}
+    for layer in (0, 2):
+        name = f"{layers}layers.{layer}.{added}"
+        save_file(tensors | {name: torch.ones(32)}, folder / TEXT_WEIGHTS)
+        with pytest.raises(CheckpointError, match=f"1 unexpected tensors: {name}"):
+            load(folder, variant)
+    save_file(tensors | {f"{layers}layers.3.{added}": torch.ones(32)}, folder / TEXT_WEIGHTS)
+    want = make_components(variant, torch.float32)[0].text_encoder.state_dict()
+    assert all(
+        torch.equal(tensor, want[name])
+        for name, tensor in load(folder, variant).text_encoder.state_dict().items()
+    )
+
+
+def is_of_the_language_model(name: str) -> bool:
+    return "layers." in name and "vision_tower" not in name
 
 
 def test_files_beside_the_named_ones_are_not_read(folder: Path) -> None:
