@@ -56,7 +56,7 @@ def _qwen3(hidden_size: int, intermediate_size: int) -> dict[str, Any]:
     }
 
 
-_MISTRAL_24B = {
+_MISTRAL_24B: Mapping[str, Any] = {
     "vocab_size": 131072,
     "hidden_size": 5120,
     "intermediate_size": 32768,
@@ -114,9 +114,15 @@ _FULL = {
         text_layers=(10, 20, 30),
         distilled=False,
         embedded_guidance=True,
-        transformer={},  # likewise
+        transformer={
+            "num_layers": 8,
+            "num_single_layers": 48,
+            "num_attention_heads": 48,
+            "joint_attention_dim": 3 * _MISTRAL_24B["hidden_size"],
+            "guidance_embeds": True,
+        },
         text_encoder={"text_config": _MISTRAL_24B},
-        vae={},
+        vae={},  # likewise
         scheduler=_SCHEDULER,
     ),
 }

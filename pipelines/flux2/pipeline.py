@@ -64,6 +64,7 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
         prompt_cache_tokens: int = 16384,
     ) -> None:
         self.config = components.config
+        self._notes = components.notes
         device, dtype = placement.device, placement.dtype
         super().__init__(
             description=PipelineDescription.of(
@@ -143,5 +144,5 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
             prompt=request.prompt,
             seed=request.seed,
             outputs=self._stage_outputs(state),
-            notes=(*state["notes"], *ignored, *from_images),
+            notes=(*self._notes, *state["notes"], *ignored, *from_images),
         )

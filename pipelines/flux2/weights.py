@@ -20,6 +20,7 @@ from pipelines.flux2.image_size import PATCH, VAE_SCALE
 from pipelines.flux2.prompt import PromptTokenizer, build_synthetic_tokenizer
 from pipelines.flux2.schedule import require_deterministic
 from pipelines.flux2.text_encoder import PromptEncoder
+from pipelines.flux2.widths import own_widths, require_no_other_variant
 from pipelines.hub import Hub
 from pipelines.module_building import build_modules
 from pipelines.progress import NULL_PROGRESS, Progress
@@ -30,6 +31,7 @@ from pipelines.weights_config import WeightsConfig
 class Components:
     """Loaded parts, ready for inference. description: where the weights come from, for the run header.
 
+    notes: what every result of these weights must say.
     transformer, vae, scheduler: diffusers' `Flux2Transformer2DModel`, `AutoencoderKLFlux2` and
     `FlowMatchEulerDiscreteScheduler`.
     """
@@ -41,6 +43,7 @@ class Components:
     tokenizer: PromptTokenizer
     scheduler: Any
     description: str
+    notes: tuple[str, ...] = ()
 
 
 def load_flux2(
@@ -69,12 +72,14 @@ def load_flux2(
     modules: dict[str, Any] = source.build(
         check=partial(_check, config, source.tokenizer), dtype=dtype, device=device, progress=progress
     )
+    own = own_widths(modules["transformer"].config, config)
     return Components(
         **modules,
         config=config,
         tokenizer=source.tokenizer,
         scheduler=source.scheduler,
-        description=source.description,
+        description=source.description + (f", widths of their own: {own}" if own else ""),
+        notes=(f"model.variant={variant}: these weights have widths of their own: {own}.",) if own else (),
     )
 
 
@@ -111,7 +116,7 @@ def _folder(
     language_model = config.language_model
     specs = {
         "transformer": ModuleSpec(
-            class_name="Flux2Transformer2DModel", build=Flux2Transformer2DModel.from_config
+            class_name="Flux2Transformer2DModel", build=partial(_transformer, config, variant)
         ),
         "vae": ModuleSpec(class_name="AutoencoderKLFlux2", build=AutoencoderKLFlux2.from_config),
         "text_encoder": ModuleSpec(
@@ -128,6 +133,13 @@ def _folder(
         build=partial(load_components, folder, specs),
         description=f"{folder.origin}, variant {variant}, without a manifest of checksums",
     )
+
+
+def _transformer(config: Flux2Config, variant: str, content: dict[str, Any]) -> Any:
+    """content: of its config.json."""
+    transformer = Flux2Transformer2DModel.from_config(content)
+    require_no_other_variant(transformer.config, config, variant)
+    return transformer
 
 
 def _check(config: Flux2Config, tokenizer: PromptTokenizer, modules: Mapping[str, Any]) -> None:
