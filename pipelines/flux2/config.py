@@ -15,8 +15,9 @@ class Flux2Config:
 
     pipeline: class of its diffusers pipeline. text_layers: hidden states that make a prompt embedding.
     distilled: runs without classifier-free guidance. embedded_guidance: the scale is an input of the
-    transformer instead. transformer, vae, scheduler: arguments of the diffusers classes for synthetic
-    weights; text_encoder: content of its config.json.
+    transformer instead. steps, guidance: of requests where the user leaves them open.
+    transformer, vae, scheduler: arguments of the diffusers classes for synthetic weights; text_encoder:
+    content of its config.json.
     """
 
     pipeline: Literal["Flux2KleinPipeline", "Flux2Pipeline"]
@@ -24,6 +25,8 @@ class Flux2Config:
     text_layers: tuple[int, ...]
     distilled: bool
     embedded_guidance: bool
+    steps: int
+    guidance: float
     transformer: Mapping[str, Any]
     text_encoder: Mapping[str, Any]
     vae: Mapping[str, Any]
@@ -87,6 +90,8 @@ def _klein(*, heads: int, double: int, single: int, text_encoder: Mapping[str, A
         text_layers=(9, 18, 27),
         distilled=True,
         embedded_guidance=False,
+        steps=4,
+        guidance=1.0,
         transformer={
             "num_layers": double,
             "num_single_layers": single,
@@ -100,20 +105,27 @@ def _klein(*, heads: int, double: int, single: int, text_encoder: Mapping[str, A
     )
 
 
+def _base(klein: Flux2Config) -> Flux2Config:
+    """The same networks before distillation, which need more steps and guidance."""
+    return replace(klein, distilled=False, steps=50, guidance=4.0)
+
+
 _KLEIN_4B = _klein(heads=24, double=5, single=20, text_encoder=_qwen3(2560, 9728))
 _KLEIN_9B = _klein(heads=32, double=8, single=24, text_encoder=_qwen3(4096, 12288))
 
 _FULL = {
     "4b": _KLEIN_4B,
-    "4b-base": replace(_KLEIN_4B, distilled=False),
+    "4b-base": _base(_KLEIN_4B),
     "9b": _KLEIN_9B,
-    "9b-base": replace(_KLEIN_9B, distilled=False),
+    "9b-base": _base(_KLEIN_9B),
     "dev": Flux2Config(
         pipeline="Flux2Pipeline",
         language_model=MISTRAL3,
         text_layers=(10, 20, 30),
         distilled=False,
         embedded_guidance=True,
+        steps=50,
+        guidance=4.0,
         transformer={
             "num_layers": 8,
             "num_single_layers": 48,

@@ -106,18 +106,19 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
     def request_from(self, config: Flux2RunConfig) -> ImageRequest:
         """The request that `prompt`, `seed` and `model` of a run configuration describe.
 
-        A prompt that is not set is the empty one, a seed that is not set is 0. What made this pipeline
+        A prompt that is not set is the empty one, a seed that is not set is 0; steps and guidance that are
+        not set are the variant's own. What made this pipeline
         (the variant, weights, size, device, dtype and policy) stays as it is, whatever the configuration
         says. Raises: ConfigError.
         """
-        model = config.model
+        model, own = config.model, self.config
         return ImageRequest(
             prompt=config.prompt or "",
             seed=config.seed or 0,
             height=model.height,
             width=model.width,
-            steps=model.steps,
-            guidance=model.guidance,
+            steps=own.steps if model.steps is None else model.steps,
+            guidance=own.guidance if model.guidance is None else model.guidance,
             images=model.images_per_prompt,
             references=load_references(model.images),
         )

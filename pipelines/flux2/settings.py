@@ -16,11 +16,11 @@ Variant = Literal["4b", "4b-base", "9b", "9b-base", "dev"]
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Settings:
-    """The `model` node of the FLUX.2 image models.
+    """The `model` node of the FLUX.2 image models; `None` takes the variant's own value.
 
-    height, width: pixels, multiples of 16 up to 8192. steps: denoising steps. guidance: scale; distilled
-    variants ignore it, `dev` takes it as an input, the others run a second pass above 1. images: files that
-    condition the new image.
+    height, width: pixels, multiples of 16 up to 8192. steps: denoising steps; 4, of base variants and `dev`
+    50. guidance: scale; distilled variants ignore it, `dev` takes it as an input, the others run a second
+    pass above 1; 1.0, of base variants and `dev` 4.0. images: files that condition the new image.
     images_per_prompt: how many to make at once. prompt_cache_tokens: encoded prompts kept, in tokens,
     512 each; 0 encodes every prompt anew.
     Raises: ConfigError for a variant of the other model, and for sizes that the model can't make, with the
@@ -31,8 +31,8 @@ class Flux2Settings:
     variant: Variant
     height: Count = 1024
     width: Count = 1024
-    steps: Count
-    guidance: NonNegative
+    steps: Count | None = None
+    guidance: NonNegative | None = None
     images: tuple[str, ...] = ()
     images_per_prompt: Count = 1
     prompt_cache_tokens: Annotated[int, Meta(ge=0)] = 16384

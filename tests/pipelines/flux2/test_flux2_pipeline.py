@@ -52,6 +52,30 @@ def test_every_variant_makes_images(model: str, variant: str) -> None:
     assert variant in pipeline.description.weights
 
 
+@pytest.mark.parametrize(
+    ("variant", "steps", "guidance"),
+    [("4b", 4, 1.0), ("9b", 4, 1.0), ("4b-base", 50, 4.0), ("9b-base", 50, 4.0), ("dev", 50, 4.0)],
+)
+def test_a_variant_has_steps_and_guidance_of_its_own(variant: str, steps: int, guidance: float) -> None:
+    model = "flux2_dev" if variant == "dev" else "flux2_klein"
+    overrides = ("accel=eager", "device=cpu", f"model={model}", f"model.variant={variant}")
+    pipeline = build(compose(*overrides))
+    own = pipeline.request_from(compose(*overrides))
+    assert (own.steps, own.guidance) == (steps, guidance)
+    asked = pipeline.request_from(compose(*overrides, "model.steps=3", "model.guidance=0"))
+    assert (asked.steps, asked.guidance) == (3, 0.0)
+    result = pipeline.run(replace(own, height=32, width=48))
+    has_second_pass = result.outputs["text_encoding.negative_prompt_embeds"] is not None
+    assert has_second_pass == variant.endswith("base")
+
+
+def test_the_variant_that_is_loaded_decides_what_is_left_open() -> None:
+    pipeline, request = make("model=flux2_klein", "model.variant=4b-base")
+    other = compose("model=flux2_klein", "model.variant=4b")
+    assert pipeline.request_from(other).steps == 50
+    assert pipeline.request_from(other).guidance == request.guidance == 4.0
+
+
 def test_what_is_asked_for_changes_the_image(tmp_path: Path) -> None:
     """And asking again in any order does not."""
     Image.radial_gradient("L").save(tmp_path / "seen.png")
