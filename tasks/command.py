@@ -95,7 +95,7 @@ def _run_job_of_sweep(cfg: DictConfig, folder: Path) -> None:
         with recorded(
             folder,
             number=job.job.num,
-            overrides=job.overrides.task,
+            overrides=[override.lstrip("+") for override in job.overrides.task],
             model=cfg.model.name,
             accel=cfg.accel.name,
             task=cfg.task.name,

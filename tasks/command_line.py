@@ -179,7 +179,9 @@ def _for_hydra(composer: Composer, texts: list[str], jobs: list[Composed]) -> li
     # Sorted, so that a deletion ("~key") in one job comes last and is the one that is kept.
     texts_of_jobs = sorted(text for job in jobs for text in job.overrides)
     composed = {_bare_key(text): text.partition("=")[0] for text in texts_of_jobs}
-    return [_with_key(override, composed) for override in composer.parse(texts)]
+    overrides = composer.parse(texts)
+    composed |= {key: f"++{key}" for key in composer.unreached(overrides)}
+    return [_with_key(override, composed) for override in overrides]
 
 
 def _with_key(override: Override, composed: Mapping[str, str]) -> str:
@@ -193,8 +195,8 @@ def _with_key(override: Override, composed: Mapping[str, str]) -> str:
 
 
 def _own(texts: Sequence[str]) -> tuple[str, ...]:
-    """A job's overrides without those of Hydra's own node."""
-    return tuple(text for text in texts if not _bare_key(text).startswith("hydra."))
+    """A job's overrides without plus signs and without those of Hydra's own node."""
+    return tuple(text.lstrip("+") for text in texts if not _bare_key(text).startswith("hydra."))
 
 
 def _bare_key(text: str) -> str:

@@ -101,6 +101,21 @@ class Composer:
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
             raise ConfigError(self._one_line(error)) from error
 
+    def unreached(self, overrides: Sequence[Override]) -> list[str]:
+        """Keys of overrides that only options of swept groups have.
+
+        Before the first job Hydra composes a sweep with the default option of each swept group.
+        """
+        fixed = [o for o in overrides if self._is_group(o) and not o.is_sweep_override()]
+        source = self._scan(tuple(self._choice(override) for override in fixed))
+        return [
+            override.key_or_group
+            for override in overrides
+            if not self._is_group(override)
+            and not override.key_or_group.startswith("hydra.")
+            and override.key_or_group not in source
+        ]
+
     def _compose(self, overrides: list[Override]) -> Composed:
         choices = {id(o): self._choice(o) for o in overrides if self._is_group(o)}
         source = dict(self._scan(tuple(choices.values())))

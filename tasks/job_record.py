@@ -26,7 +26,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class JobRecord:
     """One job of a sweep.
 
-    number: as Hydra counts jobs. overrides: as typed, without those of Hydra's own node.
+    number: as Hydra counts jobs. overrides: without plus signs and those of Hydra's own node.
     model, accel, task: names of the choices.
     begin, end: seconds since 1970, UTC, loading included; `end` is `None` while the job runs, and for
         good if its process was killed.

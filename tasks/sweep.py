@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One job: its overrides as Hydra gets them, the folder it writes to, and its number in the sweep."""
+    """One job: its overrides as in `JobRecord`, the folder it writes to, and its number in the sweep."""
 
     overrides: tuple[str, ...]
     folder: Path

@@ -238,6 +238,25 @@ def test_resuming_where_there_is_nothing_to_resume_is_refused(
     assert message in done.stderr
 
 
+def test_models_are_swept_with_settings_that_the_default_model_lacks(tmp_path: Path) -> None:
+    sweep = ("-m", "model=flux2_klein,ltx2", "model.height=64", "model.width=64,128", "output.dir=out")
+    done = run(tmp_path, *sweep)
+    assert done.returncode == 0, done.stderr
+    jobs = [(job["status"], *job["overrides"][:3]) for job in compared(tmp_path / "out")]
+    assert jobs == [
+        ("ok", f"model={model}", "model.height=64", f"model.width={width}")
+        for model in ("flux2_klein", "ltx2")
+        for width in (64, 128)
+    ]
+
+
+def test_a_setting_that_one_of_the_swept_models_lacks_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "model=flux2_klein,ltx2", "model.frames=9", "output.dir=out")
+    assert done.returncode == 2
+    assert "model.frames" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_each_job_is_compared_with_the_eager_job_of_its_seed(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "accel=graph,eager", "seed=1,2", "output.dir=s")
     assert done.returncode == 0, done.stderr
