@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias
 
 from accel.site_names import SITE_NAMES
 from pipelines.flux2.settings import Flux2Settings
 from pipelines.flux3_action.settings import Flux3Settings
 from pipelines.ltx2.settings import Ltx2Settings
+
+ModelSettings: TypeAlias = Flux3Settings | Flux2Settings | Ltx2Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class Model:
     loader: module whose `load` makes the pipeline.
     """
 
-    settings: type[Any]
+    settings: type[ModelSettings]
     stages: tuple[str, ...]
     loader: str
     loops: tuple[str, ...] = ("denoising",)

@@ -15,10 +15,8 @@ from omegaconf import DictConfig
 
 from accel.errors import ConfigError
 from accel.policy import AccelPolicy
-from pipelines.catalogue import MODELS
-from pipelines.flux2.settings import Flux2Settings
-from pipelines.flux3_action.settings import Flux3Settings, ObservationSource
-from pipelines.ltx2.settings import Ltx2Settings
+from pipelines.catalogue import MODELS, ModelSettings
+from pipelines.flux3_action.settings import ObservationSource
 from pipelines.number_types import Count
 from pipelines.weights_config import WeightsConfig
 from tasks.composition import Composer, plain_tree
@@ -58,7 +56,6 @@ class RunTask:
 
 
 TaskSettings: TypeAlias = RunTask | VerifyTask | BenchTask | ProfileTask | ServeTask | ClientTask
-ModelSettings: TypeAlias = Flux3Settings | Flux2Settings | Ltx2Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from typing import Protocol
 import msgspec
 
 from accel.graphs.manifest import Manifest, UsedSignature, read_manifest, write_manifest
+from pipelines.catalogue import ModelSettings
 from pipelines.pipeline import PipelineDescription
-from tasks.config import ModelSettings, RunConfig
+from tasks.config import RunConfig
 from tasks.environment import device_facts, software
 
 _log = logging.getLogger("samebit")

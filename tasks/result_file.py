@@ -27,6 +27,7 @@ class RunResult:
     verdict: whether all requests gave the same bits; a single one is not compared.
     pipeline: the fields of `PipelineDescription`. config: the resolved configuration.
     environment: {"software": versions, "device": facts}.
+    asked: numbers and texts of the request, with those that the configuration left open.
     requests: complete requests, the cold one included.
     unequal_outputs: "stage.field" names that differed between requests.
     request, stages: `StageRecord.to_dict()` of the whole request and of every stage; ms and bytes. Stages
@@ -52,6 +53,7 @@ class RunResult:
     digests: dict[str, str]
     files: dict[str, str]
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
 

@@ -29,6 +29,7 @@ from tasks.console import RunConsole
 from tasks.delayed_signals import delaying_signals
 from tasks.environment import device_facts, software
 from tasks.manifest_file import ManifestFile, manifest_of
+from tasks.request_facts import request_in_full
 from tasks.result_file import RESULT_FILE, RunResult, Status, Verdict, encode_result
 
 
@@ -62,28 +63,29 @@ class Measurement:
     """Like requests sent to one pipeline, and whether they gave the same bits.
 
     request: wall times of whole requests, in ms; per-stage numbers are in `pipeline.record`.
-    result: of the first request. unequal: "stage.field" names that differed from it later.
+    asked: the request. result: of the first one. unequal: "stage.field" names that differed from it later.
     """
 
     pipeline: RunnablePipeline
+    asked: Any
     request: StageRecord = field(default_factory=lambda: StageRecord("request"))
     result: Result | None = None
     unequal: set[str] = field(default_factory=set)
 
-    def run(self, request: Any, *, repeats: int, profile: bool, progress: Progress = NULL_PROGRESS) -> None:
+    def run(self, *, repeats: int, profile: bool, progress: Progress = NULL_PROGRESS) -> None:
         """One cold request, the warm-up; then `repeats` steady ones, then one under the profiler if asked.
 
         Can be interrupted at any point; everything measured before stays.
         """
-        self._timed(lambda: self.pipeline.warm_up([request], progress=progress)[0])
+        self._timed(lambda: self.pipeline.warm_up([self.asked], progress=progress)[0])
         progress.start("requests", repeats)
         for _ in range(repeats):
             # Steps are not shown here: drawing would count as theirs.
-            self._timed(lambda: self.pipeline.run(request))
+            self._timed(lambda: self.pipeline.run(self.asked))
             progress.advance("requests")
         progress.finish("requests")
         if profile:
-            self.pipeline.profile(request)
+            self.pipeline.profile(self.asked)
 
     @property
     def verdict(self) -> Verdict:
@@ -119,14 +121,12 @@ def main(config: RunConfig, *, folder: Path) -> None:
         with _opened(config, console) as (pipeline, request, choice):
             if manifest is not None:
                 manifest.capture(pipeline, config.model)
-            measurement = Measurement(pipeline)
+            measurement = Measurement(pipeline, request)
             finish = partial(
                 _finish, config, measurement, console=console, output=output, manifest=manifest, choice=choice
             )
             try:
-                measurement.run(
-                    request, repeats=config.task.repeats, profile=profile, progress=console.progress
-                )
+                measurement.run(repeats=config.task.repeats, profile=profile, progress=console.progress)
             except (KeyboardInterrupt, Terminated):
                 if measurement.result is not None:
                     console.progress.stop()
@@ -223,6 +223,7 @@ def _result(
         pipeline=asdict(pipeline.description),
         config=msgspec.to_builtins(config),
         config_hash=config_hash(config),
+        asked=request_in_full(measurement.asked),
         environment={"software": software(), "device": device_facts(pipeline.description.device)},
         requests=1 + len(measurement.request.walls_ms),
         unequal_outputs=sorted(measurement.unequal),

@@ -28,13 +28,6 @@ def varied_requests(config: RunConfig, arm: Arm, count: int) -> list[Any]:
     return [_request(config, arm, number) for number in range(count)]
 
 
-def describe_request(request: Any) -> dict[str, Any]:
-    """What tells one request from another, JSON-ready."""
-    prompt = request.prompt if hasattr(request, "prompt") else request.observation.prompt
-    sizes = {name: getattr(request, name) for name in ("width", "height", "frames") if hasattr(request, name)}
-    return {"seed": request.seed, "prompt": prompt, **sizes}
-
-
 def _request(config: RunConfig, arm: Arm, number: int) -> Any:
     if number == 0:
         return arm.request_from(config)

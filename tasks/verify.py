@@ -20,7 +20,8 @@ from tasks.manifest_file import manifest_of
 from tasks.measurement_settings import VerifyTask
 from tasks.report_console import ReportConsole, refusal_lines
 from tasks.report_file import encode_report
-from tasks.varied_requests import describe_request, varied_requests
+from tasks.request_facts import describe_request
+from tasks.varied_requests import varied_requests
 
 VERIFY_FILE = "verify.json"
 

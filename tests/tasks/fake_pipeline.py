@@ -35,6 +35,11 @@ CONFIG = RunConfig(
 )
 
 
+@dataclass(frozen=True)
+class FakeRequest:
+    prompt: str = "go"
+
+
 @dataclass
 class FakeResult:
     digests: dict[str, str]
@@ -63,7 +68,7 @@ class FakePipeline:
         outputs_mean_nothing=True,
     )
 
-    def run(self, request: str, *, progress: Progress = NULL_PROGRESS) -> FakeResult:
+    def run(self, request: FakeRequest, *, progress: Progress = NULL_PROGRESS) -> FakeResult:
         number, self.requests = self.requests, self.requests + 1
         self.before(number)
         stage = self.record.stage("denoising")
@@ -71,7 +76,7 @@ class FakePipeline:
         stage.outcomes[Outcome(Kind.EAGER, Reason.NO_CUDA)] += 1
         return FakeResult({"denoising.sample": self.digest(number), "vae.latent": "same"})
 
-    def warm_up(self, requests: list[str], *, progress: Progress = NULL_PROGRESS) -> list[FakeResult]:
+    def warm_up(self, requests: list[FakeRequest], *, progress: Progress = NULL_PROGRESS) -> list[FakeResult]:
         assert self.requests == 0
         return [self.run(request, progress=progress) for request in requests]
 
@@ -82,7 +87,7 @@ class FakePipeline:
     def used_signatures(self) -> list[UsedSignature]:
         return self.used
 
-    def profile(self, request: str) -> None:
+    def profile(self, request: FakeRequest) -> None:
         raise AssertionError("profiled without CUDA")
 
     def files(self, result: FakeResult, *, config_hash: str) -> dict[str, bytes]:

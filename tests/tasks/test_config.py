@@ -161,13 +161,16 @@ def test_the_catalogue_knows_every_model_file() -> None:
     assert set(MODELS) == {path.stem for path in (CONF / "model").glob("*.yaml")}
 
 
-def test_the_catalogue_lists_the_stages_with_regions() -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_the_catalogue_lists_the_stages_with_regions_and_with_loops(name: str) -> None:
     from accel.region import loop_bodies_of, regions_of
     from pipelines.build import build as build_pipeline
 
-    pipeline = build_pipeline(compose("size=tiny", "device=cpu", "accel=eager"))
-    stages = [s.name for s in pipeline.stages if any(regions_of(s)) or any(loop_bodies_of(s))]
-    assert tuple(stages) == MODELS["flux3_action"].stages
+    all_stages = {"ltx2": ("model.two_stage=true",)}.get(name, ())
+    pipeline = build_pipeline(compose(f"model={name}", "size=tiny", "device=cpu", "accel=eager", *all_stages))
+    loops = [stage.name for stage in pipeline.stages if any(loop_bodies_of(stage))]
+    stages = [stage.name for stage in pipeline.stages if any(regions_of(stage)) or stage.name in loops]
+    assert (tuple(stages), tuple(loops)) == (MODELS[name].stages, MODELS[name].loops)
 
 
 def test_a_typo_costs_two_lines_and_no_torch(tmp_path: Path) -> None:

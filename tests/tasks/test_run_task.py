@@ -214,8 +214,8 @@ def test_graph_policies_of_every_mode_run(overrides: tuple[str, ...]) -> None:
 
 
 def test_measurement_works_without_files_or_console() -> None:
-    measurement = run.Measurement(FakePipeline(digest=str))
-    measurement.run("request", repeats=2, profile=False)
+    measurement = run.Measurement(FakePipeline(digest=str), "request")
+    measurement.run(repeats=2, profile=False)
     assert measurement.unequal == {"denoising.sample"}
     assert measurement.result == FakeResult({"denoising.sample": "0", "vae.latent": "same"})
     assert len(measurement.request.walls_ms) == 2

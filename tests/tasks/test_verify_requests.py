@@ -11,7 +11,8 @@ from toy_pipeline import ToyPipeline, ToyRequest
 
 from pipelines.flux3_action.settings import ObservationSource
 from tasks.config import ROOT, RunConfig, compose
-from tasks.varied_requests import PROMPTS, describe_request, varied_requests
+from tasks.request_facts import describe_request
+from tasks.varied_requests import PROMPTS, varied_requests
 
 
 class Noting(ToyPipeline):
