@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from accel.errors import ConfigError
+from pipelines.request_rules import number, require_rules, whole
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
@@ -19,6 +22,7 @@ class Scales:
     text: against the negative prompt; 1 is off. stg: against the pass with perturbed self-attention; 0 is
     off. modality: against the pass in which the modalities do not see each other; 1 is off. rescale: share
     of the result that is brought back to the standard deviation of the unguided one, 0..1.
+    Raises: ConfigError for what is no finite number >= 0, and a share above 1.
     """
 
     text: float
@@ -26,14 +30,37 @@ class Scales:
     modality: float
     rescale: float
 
+    def __post_init__(self) -> None:
+        scales = {name: number(getattr(self, name), 0) for name in ("text", "stg", "modality")}
+        require_rules(self, {**scales, "rescale": number(self.rescale, 0, 1)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
-    """Scales of both modalities. stg_blocks: transformer blocks that spatio-temporal guidance perturbs."""
+    """Scales of both modalities. stg_blocks: transformer blocks that spatio-temporal guidance perturbs.
+
+    Text and modality scales below 1 are off, like 1, unless the other modality's is above 1: its pass is run
+    for both, and would lead the lower one the other way. That is refused.
+    Raises: ConfigError for such a pair, and for blocks that are no tuple of block numbers or are missing.
+    """
 
     video: Scales
     audio: Scales
     stg_blocks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        blocks = self.stg_blocks
+        numbered = isinstance(blocks, tuple) and all(whole(block, 0)[0] for block in blocks)
+        require_rules(self, {"stg_blocks": (numbered, "a tuple of block numbers")})
+        if self.stg and not blocks:
+            raise ConfigError(
+                "model.stg_blocks: is empty; name the blocks to perturb, or switch off with model.stg=0."
+            )
+        _require_one_way(("model.guidance", self.video.text), ("model.guidance_audio", self.audio.text))
+        _require_one_way(
+            ("guidance.video.modality", self.video.modality),
+            ("guidance.audio.modality", self.audio.modality),
+        )
 
     @property
     def text(self) -> bool:
@@ -49,6 +76,14 @@ class Guidance:
     def modality(self) -> bool:
         """Whether every step runs a pass with isolated modalities."""
         return self.video.modality > 1 or self.audio.modality > 1
+
+
+def _require_one_way(video: tuple[str, float], audio: tuple[str, float]) -> None:
+    (lower_name, lower), (name, scale) = sorted((video, audio), key=lambda named: named[1])
+    if lower < 1 < scale:
+        raise ConfigError(
+            f"{lower_name}={lower:g}: below 1 it leads the other way beside {name}={scale:g}; 1.0 is off."
+        )
 
 
 _OFF = Scales(text=1.0, stg=0.0, modality=1.0, rescale=0.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Default
 from pipelines.ltx2.guidance import Guidance, Scales
 from pipelines.ltx2.settings import Ltx2Settings, require_clip
 from pipelines.prompt_tokens import require_unicode
-from pipelines.request_rules import MAX_SEED, require_rules, whole
+from pipelines.request_rules import MAX_SEED, Rule, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 
+_LEAST_SIGMA = 1e-6  # fp32 divides by noise levels
 _H264_SIDES = range(2, 16386)  # pixels; of an odd number the last one is left out
 
 
@@ -30,11 +31,16 @@ class RefinementPlan:
     sigmas: noise levels of the unguided second pass, used as they are; it begins with noise of the first.
     adain: share, 0..1, of the upsampled latents that gets the mean and deviation of the half-size ones, by
     channel. tone_mapping: how strongly large latents are compressed, 0..1. Both are off at 0.
+    Raises: ConfigError for a value of another type or range.
     """
 
     sigmas: tuple[float, ...] = REFINEMENT_SIGMAS
     adain: float = 0.0
     tone_mapping: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = {name: number(getattr(self, name), 0, 1) for name in ("adain", "tone_mapping")}
+        require_rules(self, {"sigmas": _noise_levels(self.sigmas), **shares})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +48,9 @@ class VideoRequest:
     """A prompt and how to sample its videos. Make it with `video_request`.
 
     height, width: pixels, as `Ltx2Settings` has them. frames: 8 n + 1. fps: frames per second, >= 1.
-    sigmas: noise levels before each step, from high to low, before the scheduler's time shift. refinement:
-    of a video made in two passes; `sigmas` and `guidance` are then those of the first. `None`: one pass.
+    sigmas: noise levels before each step, before the scheduler's time shift; at most 1, falling, the last
+    between 0 and 1. refinement: of a video made in two passes; `sigmas` and `guidance` are then those of the
+    first. `None`: one pass.
     videos: how many, each with noise of its own. seed: 0..`MAX_SEED`, of the CPU noise generator. image: the
     first frame, RGB of any size, or `None`. image_crf: H.264 quality that the image is passed through, as the
     model was trained; 0 leaves it as it is. notes: what was changed of what the sender gave.
@@ -72,8 +79,9 @@ class VideoRequest:
             "negative_prompt": (isinstance(self.negative_prompt, str), "text"),
             "seed": whole(self.seed, 0, MAX_SEED),
             **{name: whole(getattr(self, name), 1) for name in ("height", "width", "frames", "videos")},
-            "fps": (isinstance(self.fps, int | float) and 1 <= self.fps < math.inf, "a number >= 1"),
-            "sigmas": (len(self.sigmas) > 0, "at least one noise level"),
+            "fps": number(self.fps, 1),
+            "sigmas": _noise_levels(self.sigmas),
+            "guidance": (isinstance(self.guidance, Guidance), "a `Guidance`"),
             "image_crf": whole(self.image_crf, 0, 51),
         }
         require_rules(self, rules)
@@ -88,6 +96,18 @@ class VideoRequest:
         """Height and width in pixels that the first pass has: half of the video's if another follows."""
         scale = 1 if self.refinement is None else 2
         return self.height // scale, self.width // scale
+
+
+def _noise_levels(sigmas: object) -> Rule:
+    """A single level of 1 is none either: where the scheduler stretches, it has nothing to stretch."""
+    holds = (
+        isinstance(sigmas, tuple)
+        and len(sigmas) > 0
+        and all(number(sigma, _LEAST_SIGMA, 1)[0] for sigma in sigmas)
+        and all(after < before for before, after in pairwise(sigmas))
+        and sigmas[-1] < 1
+    )
+    return holds, "a tuple of falling noise levels, at most 1.0, the last below 1.0 and above 0"
 
 
 def _require_first_frame(image: Image.Image, *, crf: int) -> None:
@@ -157,28 +177,24 @@ def _sigmas(variant: str, steps: int) -> tuple[float, ...]:
 
 
 def _guidance(settings: Ltx2Settings, own: Defaults) -> Guidance:
+    stg = own.stg if settings.stg is None else settings.stg
+    stg_blocks = own.stg_blocks if settings.stg_blocks is None else settings.stg_blocks
+
     def scales(text: float) -> Scales:
         return Scales(
             text=text,
-            stg=own.stg if settings.stg is None else settings.stg,
+            stg=stg,
             modality=own.guidance_modality
             if settings.guidance_modality is None
             else settings.guidance_modality,
             rescale=own.guidance_rescale if settings.guidance_rescale is None else settings.guidance_rescale,
         )
 
-    guidance = Guidance(
+    return Guidance(
         video=scales(own.guidance if settings.guidance is None else settings.guidance),
         audio=scales(own.guidance_audio if settings.guidance_audio is None else settings.guidance_audio),
-        stg_blocks=own.stg_blocks if settings.stg_blocks is None else settings.stg_blocks,
+        stg_blocks=stg_blocks if stg else (),
     )
-    if not guidance.stg:
-        return replace(guidance, stg_blocks=())
-    if not guidance.stg_blocks:
-        raise ConfigError(
-            "model.stg_blocks: is empty; name the blocks to perturb, or switch off with model.stg=0."
-        )
-    return guidance
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ class Ltx2Settings:
     for more steps and guidance, refine less well. 2.0-distilled needs none.
     upsampling_adain, upsampling_tone_mapping: share, 0..1, of the upsampled latents that gets mean and
     deviation of the half-size ones, and how strongly large ones are compressed; 0.0 is off.
-    guidance, guidance_audio: scales against `negative_prompt`, by modality; up to 1.0 they are off.
+    guidance, guidance_audio: scales against `negative_prompt`, by modality; at 1.0 they are off, and below
+    too, but a scale below 1.0 is refused beside one above.
     stg: scale of spatio-temporal guidance by the transformer's blocks `stg_blocks`; 0.0 is off.
     guidance_modality: scale against each modality alone; up to 1.0 it is off. guidance_rescale: share of
     the result that gets the contrast of the unguided one back.

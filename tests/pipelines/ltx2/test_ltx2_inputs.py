@@ -17,6 +17,7 @@ from pipelines.build import build
 from pipelines.ltx2 import components
 from pipelines.ltx2 import pipeline as ltx2_pipeline
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS
+from pipelines.ltx2.guidance import UNGUIDED
 from pipelines.ltx2.pipeline import NEGATIVE_WITHOUT_EFFECT, STG_WITHOUT_EFFECT
 from pipelines.ltx2.request import RefinementPlan, VideoRequest, video_request
 from pipelines.ltx2.settings import Ltx2Settings
@@ -51,6 +52,11 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("model.steps=1", "use 2 or more"),
         ("model.guidance=-1", "model.guidance"),
         ("model.guidance_rescale=1.5", "model.guidance_rescale"),
+        (
+            "model.guidance_audio=0",
+            "model.guidance_audio=0: below 1 it leads the other way beside model.guidance=3; 1.0 is off.",
+        ),
+        ("model.guidance=0.5", "below 1 it leads the other way beside model.guidance_audio=7; 1.0 is off."),
         ("model.stg_blocks=[]", "model.stg_blocks: is empty"),
         ("model.stg_blocks=[-1]", "model.stg_blocks"),
         ("model.fps=0", "model.fps"),
@@ -158,7 +164,17 @@ def test_clips_too_short_for_sound_are_refused(fps: float) -> None:
         ({"videos": 0}, "videos=0"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**64}, "seed=18446744073709551616"),
-        ({"sigmas": ()}, "sigmas="),
+        ({"fps": True}, "fps=True"),
+        ({"sigmas": ()}, "sigmas=()"),
+        ({"sigmas": [1.0, 0.5]}, "sigmas=[1.0, 0.5] is out of range; use a tuple of falling noise levels"),
+        ({"sigmas": (1.0, float("nan"))}, "sigmas=(1.0, nan)"),
+        ({"sigmas": (1.5, 0.5)}, "sigmas=(1.5, 0.5)"),
+        ({"sigmas": (0.5, 1.0)}, "sigmas=(0.5, 1.0)"),
+        ({"sigmas": (1.0, 0.5, 0.5)}, "sigmas=(1.0, 0.5, 0.5)"),
+        ({"sigmas": (1.0, 0.0)}, "sigmas=(1.0, 0.0)"),
+        ({"sigmas": (1.0,)}, "sigmas=(1.0,)"),
+        ({"sigmas": (True, 0.5)}, "sigmas=(True, 0.5)"),
+        ({"guidance": 3.0}, "guidance=3.0"),
         ({"image_crf": 52}, "image_crf=52"),
     ],
     ids=str,
@@ -168,6 +184,67 @@ def test_impossible_requests_are_refused(change: dict[str, Any], message: str) -
     with pytest.raises(ConfigError) as refused:
         replace(asked, **change)
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": float("nan")}, "text=nan is out of range; use a number >= 0."),
+        ({"text": True}, "text=True"),
+        ({"stg": float("inf")}, "stg=inf"),
+        ({"modality": -1.0}, "modality=-1.0"),
+        ({"modality": "3"}, "modality=3"),
+        ({"rescale": 7}, "rescale=7 is out of range; use a number, 0 to 1."),
+        ({"rescale": float("nan")}, "rescale=nan"),
+    ],
+    ids=str,
+)
+def test_impossible_scales_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        replace(UNGUIDED.video, **change)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"video": replace(UNGUIDED.video, stg=1.0)}, "model.stg_blocks: is empty"),
+        ({"stg_blocks": [1]}, "stg_blocks=[1]"),
+        ({"stg_blocks": (True,)}, "stg_blocks=(True,)"),
+        ({"stg_blocks": (-1,)}, "stg_blocks=(-1,)"),
+        (
+            {"video": replace(UNGUIDED.video, text=0.9), "audio": replace(UNGUIDED.audio, text=1.5)},
+            "model.guidance=0.9: below 1 it leads the other way beside model.guidance_audio=1.5; 1.0 is off.",
+        ),
+        (
+            {"video": replace(UNGUIDED.video, modality=3.0), "audio": replace(UNGUIDED.audio, modality=0.0)},
+            "guidance.audio.modality=0: below 1 it leads the other way beside guidance.video.modality=3",
+        ),
+    ],
+    ids=str,
+)
+def test_impossible_guidance_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        replace(UNGUIDED, **change)
+    assert str(refused.value).startswith(message)
+
+
+def test_scales_below_one_are_off_where_nothing_is_guided() -> None:
+    pipeline = ours(tiny_components())
+    small = Ltx2Settings(height=64, width=64, frames=9, steps=2, stg=0.0, guidance_rescale=0.0)
+    off = replace(small, guidance=1.0, guidance_audio=1.0, guidance_modality=1.0)
+    below = replace(small, guidance=0.0, guidance_audio=0.5, guidance_modality=0.9)
+    results = [pipeline.run(video_request("x", settings=each, size="tiny")) for each in (off, below)]
+    assert results[0].digests == results[1].digests
+
+
+@pytest.mark.parametrize(
+    "change", [{"adain": 1.5}, {"tone_mapping": float("nan")}, {"sigmas": [0.9]}, {"sigmas": (1.0,)}], ids=str
+)
+def test_impossible_refinements_are_refused(change: dict[str, Any]) -> None:
+    (name,) = change
+    with pytest.raises(ConfigError, match=f"^{name}="):
+        RefinementPlan(**change)
 
 
 @pytest.mark.parametrize(
