@@ -109,12 +109,22 @@ class Stock:
 
 
 def stock(components: Components, request: VideoRequest) -> Stock:
+    """What diffusers' pipeline makes of the request, with a transformer that only the library has touched."""
+    untouched = replace(components, transformer=rebuilt(components.transformer))
+    return stock_around(untouched, request)
+
+
+def stock_around(components: Components, request: VideoRequest) -> Stock:
+    """What diffusers' pipeline around these very objects makes of the request."""
+    return outputs_of(stock_pipeline(components, with_image=request.image is not None), components, request)
+
+
+def outputs_of(pipeline: Any, components: Components, request: VideoRequest) -> Stock:
     """Call diffusers' pipeline twice, for latents and for what they decode to.
 
     A request in two passes goes through diffusers' pipelines as their documented recipe chains them, but
-    for the LoRA.
+    for the LoRA. components: what the recipe needs beside the pipeline.
     """
-    pipeline = stock_pipeline(components, with_image=request.image is not None)
 
     def call(output_type: str) -> Any:
         generator = torch.Generator("cpu").manual_seed(request.seed)

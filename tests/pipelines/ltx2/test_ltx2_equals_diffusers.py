@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from ltx2_harness import ALL_SAME, NO_GUIDANCE, ours, picture, same_outputs, stock, tiny_components
+from diffusers.models.transformers.transformer_ltx2 import (
+    LTX2AudioVideoAttnProcessor,
+    LTX2VideoTransformerBlock,
+)
+from ltx2_harness import ALL_SAME, NO_GUIDANCE, ours, picture, rebuilt, same_outputs, stock, tiny_components
 from PIL import Image
 
 from pipelines.ltx2.request import video_request
@@ -83,6 +87,11 @@ def test_first_frame(guidance: dict[str, Any], dtype: torch.dtype) -> None:
     assert compare({**guidance, "image_crf": 0}, image=picture(), dtype=dtype) == ALL_SAME
 
 
+@pytest.mark.parametrize("guidance", [NO_GUIDANCE, FULL], ids=["off", "all"])
+def test_a_first_frame_that_is_the_only_one(guidance: dict[str, Any]) -> None:
+    assert compare({**guidance, "frames": 1, "image_crf": 0}, image=picture()) == ALL_SAME
+
+
 def test_first_frame_through_h264() -> None:
     pytest.importorskip("av")
     assert compare({}, image=picture()) == ALL_SAME
@@ -92,6 +101,19 @@ def test_first_frame_through_h264() -> None:
 def test_several_videos_of_a_prompt(with_image: bool) -> None:
     image = picture() if with_image else None
     assert compare({"videos": 2, "image_crf": 0}, image=image) == ALL_SAME
+
+
+def test_the_other_transformer_is_the_librarys_own() -> None:
+    """Without the processors and sums that ours takes, or this file would compare ours with itself."""
+    components = tiny_components()
+    ours(components)
+    (block, *_), (library, *_) = (
+        each.transformer_blocks for each in (components.transformer, rebuilt(components.transformer))
+    )
+    assert type(library.attn2.processor) is LTX2AudioVideoAttnProcessor
+    assert library.get_mod_params is LTX2VideoTransformerBlock.get_mod_params
+    assert type(block.attn2.processor) is not type(library.attn2.processor)
+    assert block.get_mod_params is not library.get_mod_params
 
 
 def test_distilled() -> None:
