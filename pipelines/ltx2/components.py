@@ -20,7 +20,9 @@ from pipelines import local_tokenizer, synthetic_weights
 from pipelines.component_source import ComponentSource
 from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
 from pipelines.ltx2.architectures import PROMPT_LENGTH, Size, architecture
+from pipelines.ltx2.defaults import DISTILLED_SIGMAS
 from pipelines.ltx2.prompt import PromptTokenizer
+from pipelines.ltx2.schedule import moves
 from pipelines.module_building import build_modules
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.weights_config import WeightsConfig
@@ -95,7 +97,7 @@ def load(
         source = _synthetic(weights.synthetic_seed, variant, size, two_stage=two_stage)
     else:
         source = _folder(weights, variant, two_stage=two_stage)
-    _check_scheduler(source.scheduler)
+    check_scheduler(source.scheduler, variant=variant)
 
     def check(modules: Mapping[str, nn.Module]) -> None:
         check_fit(modules, variant=variant, vocabulary=source.tokenizer.vocabulary)
@@ -187,6 +189,19 @@ def check_upsampler(config: Any, vae_config: Any) -> None:
         )
 
 
+def check_scheduler(scheduler: Any, *, variant: str) -> None:
+    """Refuse a scheduler that does not belong to the variant. Raises: CheckpointError."""
+    if scheduler.config.stochastic_sampling or scheduler.config.invert_sigmas:
+        raise CheckpointError(
+            "the scheduler draws noise or runs backwards, which LTX-2 does not. Fetch its folder again."
+        )
+    if variant == "2.0-distilled" and moves(scheduler, DISTILLED_SIGMAS):
+        raise CheckpointError(
+            "LTX-2 weights: the scheduler moves the noise levels that 2.0-distilled was trained for, as that "
+            "of 2.0 does: set model.variant to what they are, or fetch the distilled release's scheduler."
+        )
+
+
 def require_blocks(blocks: tuple[int, ...], transformer: Any) -> None:
     """Refuse blocks that the transformer lacks. Raises: ConfigError."""
     count = transformer.config.num_layers
@@ -257,11 +272,3 @@ def _text_encoder(**values: Any) -> nn.Module:
     """values: of the text config; attention by SDPA, as the masks are made for it."""
     model: nn.Module = Gemma3TextModel(Gemma3TextConfig(**{**values, "attn_implementation": "sdpa"}))
     return model
-
-
-def _check_scheduler(scheduler: Any) -> None:
-    config = scheduler.config
-    if config.stochastic_sampling or config.invert_sigmas:
-        raise CheckpointError(
-            "the scheduler draws noise or runs backwards, which LTX-2 does not. Fetch its folder again."
-        )

@@ -81,6 +81,13 @@ def denoising_steps(
     return tuple(steps)
 
 
+def moves(scheduler: Any, sigmas: Sequence[float]) -> bool:
+    """Whether the scheduler changes these noise levels, for some number of tokens."""
+    scheduler = copy.deepcopy(scheduler)
+    scheduler.set_timesteps(sigmas=list(sigmas), mu=2.0)  # of no kind of time shift the neutral one
+    return not torch.equal(scheduler.sigmas[:-1], torch.tensor(sigmas, dtype=torch.float32))
+
+
 def unshifted(scheduler: Any) -> Any:
     """A scheduler of the same class and config that takes noise levels as they are."""
     return type(scheduler).from_config(scheduler.config, use_dynamic_shifting=False, shift_terminal=None)

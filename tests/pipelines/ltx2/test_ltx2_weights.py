@@ -32,13 +32,16 @@ REQUEST = ("model=ltx2", "accel=eager", "device=cpu", "model.steps=2", "model.he
 @pytest.fixture(scope="module", params=["2.0", "2.3"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A variant and what diffusers' `save_pretrained` makes of it."""
-    folder = tmp_path_factory.mktemp("ltx2")
-    stock_pipeline(tiny_components(request.param), with_image=False).save_pretrained(folder)
+    return request.param, save(request.param, tmp_path_factory.mktemp("ltx2"))
+
+
+def save(variant: str, folder: Path) -> Path:
+    stock_pipeline(tiny_components(variant), with_image=False).save_pretrained(folder)
     edit(
         folder / "model_index.json",
         lambda index: index.update(tokenizer=["transformers", "GemmaTokenizerFast"]),
     )
-    return request.param, folder
+    return folder
 
 
 @pytest.fixture
@@ -80,8 +83,18 @@ def test_a_saved_pipeline_gives_the_same_bits(saved: tuple[str, Path]) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_a_saved_pipeline_has_the_bits_that_diffusers_loads(saved: tuple[str, Path], dtype: str) -> None:
     variant, folder = saved
-    weights = (f"model.variant='{variant}'", "weights=local", f"weights.path={folder}", f"dtype={dtype}")
-    config = compose(*REQUEST, *weights)
+    require_diffusers_bits(*REQUEST, f"model.variant='{variant}'", f"dtype={dtype}", folder=folder)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_distilled_folder_has_the_bits_that_diffusers_loads(tmp_path: Path, dtype: str) -> None:
+    folder = save("2.0-distilled", tmp_path)
+    distilled = ("model.variant=2.0-distilled", "model.steps=null", f"dtype={dtype}")
+    require_diffusers_bits(*REQUEST, *distilled, folder=folder)
+
+
+def require_diffusers_bits(*choice: str, folder: Path) -> None:
+    config = compose(*choice, "weights=local", f"weights.path={folder}")
     pipeline = build(config)
     request = pipeline.request_from(config)
     components = pipeline._components
@@ -159,6 +172,27 @@ def test_another_variant_is_refused(saved: tuple[str, Path]) -> None:
     variant, folder = saved
     with pytest.raises(CheckpointError, match=r"set model\.variant to what they are"):
         load_folder(folder, {"2.0": "2.3", "2.3": "2.0"}[variant])
+
+
+def test_a_folder_of_2_0_is_not_taken_for_a_distilled_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        load_folder(save("2.0", tmp_path), "2.0-distilled")
+    assert "the scheduler moves the noise levels that 2.0-distilled was trained for" in str(refused.value)
+    assert "set model.variant to what they are" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"use_dynamic_shifting": True}, {"shift_terminal": 0.1}, {"shift": 3.0}, {"use_karras_sigmas": True}],
+    ids=str,
+)
+def test_schedulers_that_move_distilled_noise_levels_are_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    folder = save("2.0-distilled", tmp_path)
+    edit(folder / "scheduler" / "scheduler_config.json", lambda config: config.update(change))
+    with pytest.raises(CheckpointError, match="the scheduler moves the noise levels"):
+        load_folder(folder, "2.0-distilled")
 
 
 @pytest.mark.parametrize("name", ["transformer", "vae", "audio_vae", "connectors", "vocoder", "text_encoder",
