@@ -32,6 +32,11 @@ class PromptTokenizer:
         """Ids are below this."""
         return len(self._tokenizer)
 
+    @staticmethod
+    def text(prompt: str) -> str:
+        """What is encoded of a prompt."""
+        return prompt.strip()
+
     def encode(self, prompt: str) -> TokenizedPrompt:
         """Tokenise one prompt, valid Unicode; the empty one is a negative prompt that says nothing."""
-        return tokenize(self._tokenizer, prompt.strip(), length=self.length)
+        return tokenize(self._tokenizer, self.text(prompt), length=self.length)

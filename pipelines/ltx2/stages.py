@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.region import region
+from pipelines.host_threads import one_host_thread
 from pipelines.ltx2.images import first_frame_pixels
 from pipelines.ltx2.latent_shapes import (
     Latents,
@@ -26,8 +27,9 @@ from pipelines.ltx2.latent_shapes import (
 )
 from pipelines.ltx2.prompt import PromptTokenizer
 from pipelines.ltx2.request import VideoRequest
-from pipelines.ltx2.text_encoder import PromptTokens, hidden_states, prepare_tokens
+from pipelines.ltx2.text_encoder import PromptTokens, attention_masks, hidden_states, rotary_tables
 from pipelines.ltx2.transformer_pass import Text, Transformer, project_text
+from pipelines.prompt_tokens import TokenizedPrompt
 from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
@@ -72,6 +74,7 @@ class TextEncoding(Stage):
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._device = device
+        self._rope = rotary_tables(encoder, tokenizer.length)
         self.cache: CaptionCache[PromptStates] = CaptionCache(token_budget=cache_tokens)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -95,15 +98,23 @@ class TextEncoding(Stage):
         state["notes"] = tuple(notes)
 
     def _encoded(self, prompt: str) -> PromptStates:
-        cached = self.cache.get(prompt)
+        text = self._tokenizer.text(prompt)
+        cached = self.cache.get(text)
         if cached is not None:
             return cached
-        tokenized = self._tokenizer.encode(prompt)
-        mask = upload(tokenized.attention_mask, self._device)
-        tokens = prepare_tokens(self._encoder, upload(tokenized.input_ids, self._device), mask)
+        tokenized = self._tokenizer.encode(text)
+        with one_host_thread():
+            tokens = self._on_device(tokenized)
+            mask = upload(tokenized.attention_mask, self._device)
         encoded = PromptStates(self.encode(tokens), mask, tokenized.truncated)
-        self.cache.put(prompt, encoded, tokens=self._tokenizer.length)
+        self.cache.put(text, encoded, tokens=self._tokenizer.length)
         return encoded
+
+    def _on_device(self, tokenized: TokenizedPrompt) -> PromptTokens:
+        device = self._device
+        masks = attention_masks(self._encoder, tokenized.attention_mask)
+        masks = {kind: mask if mask is None else upload(mask, device) for kind, mask in masks.items()}
+        return PromptTokens(upload(tokenized.input_ids, device), masks, self._rope)
 
     @region
     def encode(self, tokens: PromptTokens) -> Tensor:

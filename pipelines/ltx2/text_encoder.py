@@ -24,19 +24,25 @@ class PromptTokens:
     rope: Mapping[str, tuple[Tensor, Tensor]]
 
 
-def prepare_tokens(model: Any, input_ids: Tensor, attention_mask: Tensor) -> PromptTokens:
-    """What `hidden_states` needs, made on the ids' device; reads mask values on the host.
+def rotary_tables(model: Any, length: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """`PromptTokens.rope` of L = `length` tokens, on the model's device.
 
-    model: transformers' `Gemma3TextModel`. input_ids, attention_mask: int64 (1, L); the mask is
-    1 at real tokens.
+    model: transformers' `Gemma3TextModel`.
     """
-    length = input_ids.shape[1]
-    like = torch.empty((1, length, 1), dtype=model.dtype, device=input_ids.device)
+    like = torch.empty((1, length, 1), dtype=model.dtype, device=model.device)
+    positions = torch.arange(length, device=model.device).unsqueeze(0)
+    return {kind: model.rotary_emb(like, positions, kind) for kind in sorted(set(model.config.layer_types))}
+
+
+def attention_masks(model: Any, attention_mask: Tensor) -> dict[str, Tensor | None]:
+    """`PromptTokens.masks`, on the CPU, where reading what is padded waits for no device.
+
+    model: transformers' `Gemma3TextModel`. attention_mask: int64 (1, L) on the CPU, 1 at real tokens.
+    """
+    like = torch.empty((*attention_mask.shape, 1), dtype=model.dtype, device="cpu")
     # By position: the parameter of the cache has changed its name between releases.
     masks = create_masks_for_generate(model.config, like, attention_mask, None, None)
-    positions = torch.arange(length, device=input_ids.device).unsqueeze(0)
-    rope = {kind: model.rotary_emb(like, positions, kind) for kind in masks}
-    return PromptTokens(input_ids, masks, rope)
+    return {kind: masks[kind] for kind in sorted(masks)}
 
 
 def hidden_states(model: Any, tokens: PromptTokens) -> Tensor:

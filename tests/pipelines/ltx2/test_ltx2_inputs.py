@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ltx2_harness import ours, tiny_components
 from PIL import Image
 
@@ -21,6 +23,9 @@ from pipelines.ltx2.guidance import UNGUIDED
 from pipelines.ltx2.pipeline import NEGATIVE_WITHOUT_EFFECT, STG_WITHOUT_EFFECT
 from pipelines.ltx2.request import RefinementPlan, VideoRequest, video_request
 from pipelines.ltx2.settings import Ltx2Settings
+from pipelines.ltx2.stages import TextEncoding
+from pipelines.ltx2.text_encoder import attention_masks, rotary_tables
+from stages.stage import State
 from tasks.config import compose
 
 BASE = ("model=ltx2", "accel=eager", "device=cpu", "size=tiny")
@@ -285,6 +290,48 @@ def test_prompts_are_encoded_once() -> None:
     pipeline.refresh()
     assert pipeline.run(video_request("one", settings=settings, size="tiny")).digests == first.digests
     assert cache.misses == 4
+
+
+def test_prompts_that_differ_in_outer_space_are_one() -> None:
+    pipeline = ours(tiny_components())
+    settings = Ltx2Settings(height=64, width=64, frames=9, steps=2, negative_prompt="dark")
+    first = pipeline.run(video_request("one", settings=settings, size="tiny"))
+    spaced = replace(settings, negative_prompt="dark\n")
+    again = pipeline.run(video_request(" one ", settings=spaced, size="tiny"))
+    cache = pipeline.stages[0].cache  # type: ignore[attr-defined]
+    assert (cache.hits, cache.misses) == (2, 2)
+    assert again.digests == first.digests
+
+
+@pytest.mark.parametrize("padding", [0, 3], ids=["full", "padded"])
+@pytest.mark.parametrize("window", [4, 1024])
+@torch.inference_mode()
+def test_layers_are_given_the_masks_and_tables_of_the_library(window: int, padding: int) -> None:
+    encoder = copy.deepcopy(tiny_components().text_encoder)
+    encoder.config.sliding_window = window
+    attention_mask = torch.tensor([[0] * padding + [1] * (10 - padding)])
+    given: list[dict[str, Any]] = []
+    for layer in encoder.layers:
+        layer.register_forward_pre_hook(lambda layer, args, kwargs: given.append(kwargs), with_kwargs=True)
+    encoder(input_ids=torch.arange(10)[None], attention_mask=attention_mask)
+    masks, rope = attention_masks(encoder, attention_mask), rotary_tables(encoder, 10)
+    for kind, expected in zip(encoder.config.layer_types, given, strict=True):
+        mask, library = masks[kind], expected["attention_mask"]
+        assert (mask is None) == (library is None) == (padding == 0 and (window > 10 or "full" in kind))
+        assert mask is None or torch.equal(mask, library)
+        for ours_, theirs in zip(rope[kind], expected["position_embeddings"], strict=True):
+            assert torch.equal(ours_, theirs)
+
+
+def test_new_prompts_read_nothing_back_from_the_device() -> None:
+    """The meta device has no values that could be read."""
+    components, meta = tiny_components(), torch.device("meta")
+    encoder = copy.deepcopy(components.text_encoder).to(meta)
+    stage = TextEncoding(tokenizer=components.tokenizer, encoder=encoder, device=meta, cache_tokens=0)
+    request = video_request("short", settings=Ltx2Settings(), size="tiny")
+    state = State(request=request)
+    stage.run(state)
+    assert state["prompt_states"].states.shape == (1, components.tokenizer.length, 32 * 3)
 
 
 def test_the_text_encoder_makes_no_logits_and_no_cache_of_keys() -> None:
