@@ -79,7 +79,7 @@ def load(
     device: torch.device,
     stg_blocks: tuple[int, ...] = (),
     two_stage: bool = False,
-    working_memory: Callable[[Any, int], Mapping[str, int]] = lambda transformer, tokens: {},
+    working_memory: Callable[[Mapping[str, nn.Module], int], Mapping[str, int]] = lambda modules, tokens: {},
     progress: Progress = NULL_PROGRESS,
 ) -> Components:
     """Load or draw all weights onto `device`.
@@ -87,7 +87,7 @@ def load(
     variant: 2.0, 2.0-distilled or 2.3. size: widths of synthetic weights; released ones are `full`.
     stg_blocks: blocks that requests will perturb, checked before anything is allocated.
     two_stage: with the latent upsampler.
-    working_memory: transformer, still without memory, and tokens of a prompt -> bytes by name that requests
+    working_memory: all modules, still without memory, and tokens of a prompt -> bytes by name that requests
         will hold beside the weights.
     Raises: ConfigError for settings that contradict each other, CheckpointError for files that are
         missing, damaged or do not fit, DeviceMemoryError before allocating what does not fit.
@@ -107,7 +107,7 @@ def load(
 
     modules = source.build(
         check=check,
-        working_memory=lambda modules: working_memory(modules["transformer"], source.tokenizer.length),
+        working_memory=lambda modules: working_memory(modules, source.tokenizer.length),
         dtype=dtype,
         device=device,
         progress=progress,

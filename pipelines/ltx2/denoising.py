@@ -31,8 +31,8 @@ from pipelines.ltx2.transformer_pass import (
     RotaryTables,
     Text,
     Transformer,
+    clip_tables,
     embed_video_timestep,
-    rotary_tables,
     transformer_pass,
 )
 from pipelines.progress import Progress
@@ -166,16 +166,7 @@ class Denoising(Stage):
             dtype=self._dtype,
             device=self._device,
         )
-        return steps, self.rope(shape, fps=fps, rows=rows)
-
-    def rope(self, shape: LatentShape, *, fps: float, rows: int) -> RotaryTables:
-        """Rotary tables of a clip, on the device."""
-        transformer = self._transformer
-        video = transformer.rope.prepare_video_coords(
-            rows, shape.frames, shape.height, shape.width, self._device, fps=fps
-        )
-        audio = transformer.audio_rope.prepare_audio_coords(rows, shape.audio_frames, self._device)
-        return rotary_tables(transformer, video, audio)
+        return steps, clip_tables(self._transformer, shape, fps=fps, rows=rows, device=self._device)
 
     @loop_body("chain")
     def advance(

@@ -24,7 +24,7 @@ from pipelines.ltx2.schedule import unshifted
 from pipelines.ltx2.settings import Ltx2Settings, SaveAs
 from pipelines.ltx2.stages import Connectors, LatentPreparation, TextEncoding
 from pipelines.ltx2.upsampling import Upsampling
-from pipelines.ltx2.working_memory import text_memory
+from pipelines.ltx2.working_memory import working_memory
 from pipelines.pictures import open_picture
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
@@ -63,8 +63,8 @@ def load(config: Ltx2Config, *, placement: Placement, progress: Progress = NULL_
         device=placement.device,
         stg_blocks=request.guidance.stg_blocks,
         two_stage=settings.two_stage,
-        working_memory=lambda transformer, tokens: text_memory(
-            request, config.accel, transformer, tokens=tokens
+        working_memory=lambda modules, tokens: working_memory(
+            request, config.accel, modules, tokens=tokens, cached_tokens=settings.prompt_cache_tokens
         ),
         progress=progress,
     )

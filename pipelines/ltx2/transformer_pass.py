@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pipelines.ltx2.block_modulation import block_arguments
+from pipelines.ltx2.latent_shapes import LatentShape
 
 Transformer = Any
 """diffusers' `LTX2VideoTransformer3DModel`."""
@@ -97,6 +98,17 @@ class Modulation:
     audio_gate: Tensor
     video_prompt: Tensor | None
     audio_prompt: Tensor | None
+
+
+def clip_tables(
+    transformer: Transformer, shape: LatentShape, *, fps: float, rows: int, device: torch.device
+) -> RotaryTables:
+    """Rotary tables of a clip at `fps` frames a second, on the device."""
+    video = transformer.rope.prepare_video_coords(
+        rows, shape.frames, shape.height, shape.width, device, fps=fps
+    )
+    audio = transformer.audio_rope.prepare_audio_coords(rows, shape.audio_frames, device)
+    return rotary_tables(transformer, video, audio)
 
 
 def rotary_tables(transformer: Transformer, video_coords: Tensor, audio_coords: Tensor) -> RotaryTables:
