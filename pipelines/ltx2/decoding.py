@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from accel.fusion.mounting import Mount, mount
 from accel.region import region
 from pipelines.ltx2.fused_resnets import VAE_FORWARDS
-from pipelines.ltx2.latent_shapes import Latents, LatentShape, unpack_audio, unpack_video
+from pipelines.ltx2.latent_shapes import Latents, LatentShape, channel_statistics, unpack_audio, unpack_video
 from stages.stage import Field, Stage, State
 
 _LATENTS = (Field("latents"), Field("refined_latents", unit="instead, where the pipeline refines"))
@@ -52,10 +52,7 @@ class Vae(Stage):
     def decode(self, tokens: Tensor, *, shape: LatentShape) -> Tensor:
         """Normalised fp32 tokens (B, F H W, C) -> (B, frames, 3, height, width)."""
         latents = unpack_video(tokens, shape).to(self._dtype)
-        mean, std = (
-            statistics.view(1, -1, 1, 1, 1).to(self._dtype)
-            for statistics in (self._vae.latents_mean, self._vae.latents_std)
-        )
+        mean, std = channel_statistics(self._vae, self._dtype)
         latents = latents * std / self._vae.config.scaling_factor + mean
         video = self._vae.decode(latents, None, return_dict=False)[0]
         frames: Tensor = (video * 0.5 + 0.5).clamp(0, 1).transpose(1, 2)

@@ -69,6 +69,12 @@ def latent_shape(
     )
 
 
+def channel_statistics(vae: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the video latents, by channel: (1, C, 1, 1, 1) each."""
+    mean, std = vae.latents_mean, vae.latents_std
+    return mean.view(1, -1, 1, 1, 1).to(dtype), std.view(1, -1, 1, 1, 1).to(dtype)
+
+
 def pack_video(latents: Tensor) -> Tensor:
     """(B, C, F, H, W) -> tokens (B, F H W, C), a view."""
     return latents.flatten(2).transpose(1, 2)

@@ -20,6 +20,7 @@ from pipelines.ltx2.images import first_frame_pixels
 from pipelines.ltx2.latent_shapes import (
     Latents,
     LatentShape,
+    channel_statistics,
     first_frame_mask,
     latent_shape,
     pack_audio,
@@ -236,8 +237,5 @@ class LatentPreparation(Stage):
     def encode_image(self, pixels: Tensor) -> Tensor:
         """(1, 3, height, width) in [-1, 1], of the first pass -> normalised latents, fp32 (1, C, 1, H, W)."""
         latents: Tensor = self._vae.encode(pixels.unsqueeze(2)).latent_dist.mode().float()
-        return (latents - _per_channel(self._vae.latents_mean)) / _per_channel(self._vae.latents_std)
-
-
-def _per_channel(statistics: Tensor) -> Tensor:
-    return statistics.view(1, -1, 1, 1, 1).float()
+        mean, std = channel_statistics(self._vae, torch.float32)
+        return (latents - mean) / std

@@ -17,7 +17,13 @@ from diffusers import LTX2LatentUpsamplePipeline
 from torch import Tensor, nn
 
 from accel.region import region
-from pipelines.ltx2.latent_shapes import Latents, first_frame_mask, pack_video, unpack_video
+from pipelines.ltx2.latent_shapes import (
+    Latents,
+    channel_statistics,
+    first_frame_mask,
+    pack_video,
+    unpack_video,
+)
 from pipelines.ltx2.request import RefinementPlan, VideoRequest
 from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
@@ -91,10 +97,7 @@ class Upsampling(Stage):
             output_type="latent",
             return_dict=False,
         )
-        mean, std = (
-            statistics.view(1, -1, 1, 1, 1).to(upsampled.dtype)
-            for statistics in (self._vae.latents_mean, self._vae.latents_std)
-        )
+        mean, std = channel_statistics(self._vae, upsampled.dtype)
         video = (upsampled - mean) * self._vae.config.scaling_factor / std
         level = plan.sigmas[0]
         if mask is None:
