@@ -7,15 +7,17 @@ layers of the text encoder, C x F x H x W video latents, T x M audio latents wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from accel.fusion.mounting import Mount, mount
 from accel.region import region
 from pipelines.host_threads import one_host_thread
+from pipelines.ltx2.fused_resnets import VAE_FORWARDS
 from pipelines.ltx2.images import first_frame_pixels
 from pipelines.ltx2.latent_shapes import (
     Latents,
@@ -192,6 +194,9 @@ class LatentPreparation(Stage):
 
     def modules(self) -> Mapping[str, nn.Module]:
         return {"vae": self._vae}
+
+    def mounts(self, allowed: frozenset[str]) -> Sequence[Mount]:
+        return mount(self._vae.encoder, VAE_FORWARDS, allowed=allowed)
 
     def run(self, state: State) -> None:
         request: VideoRequest = state["request"]

@@ -1,10 +1,14 @@
 """LTX-2's mounted forwards: the bits of the stock ones, or the stock ones."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("diffusers")
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
+from ltx2_harness import EAGER, ours, picture, tiny_components
 
 from accel.fusion.mounting import Draw, fingerprint, mount, qualified_name
 from accel.fusion.scope import fusion_scope
@@ -14,6 +18,8 @@ from pipelines.ltx2.block_modulation import TableSum, accept_sums, block_argumen
 from pipelines.ltx2.fused_blocks import TRANSFORMER_FORWARDS
 from pipelines.ltx2.fused_resnets import VAE_FORWARDS
 from pipelines.ltx2.known_structure import KNOWN
+from pipelines.ltx2.request import video_request
+from pipelines.ltx2.settings import Ltx2Settings
 from pipelines.ltx2.text_attention import accept_keys
 from pipelines.ltx2.text_keys import TextKeys, text_keys
 from pipelines.ltx2.transformer_pass import Text
@@ -258,6 +264,23 @@ def test_mounted_vae_has_the_bits_of_stock(causal, batch, dtype):
     resnets = sum(type(module).__name__ == "LTX2VideoResnetBlock3d" for module in model.modules())
     assert len(outcomes) == 2 * resnets
     assert {outcome.site for outcome in outcomes} == {"channel_norm_silu"}
+
+
+def test_first_frames_are_encoded_by_mounted_resnets_with_equal_bits():
+    settings = Ltx2Settings(height=64, width=64, frames=9, steps=2, image_crf=0)
+    request = video_request("x", settings=settings, size="tiny", image=picture())
+    components = tiny_components()
+    components = replace(components, vae=copy.deepcopy(components.vae))
+    expected = ours(components).run(request).digests
+    fused = ours(components, policy=replace(EAGER, fused={"channel_norm_silu": True}))
+    assert fused.run(request).digests == expected
+    record = fused.record.stages["latent_preparation"]
+    assert [each.mounted for each in record.mounts] == [True]
+    encoder = components.vae.encoder.modules()
+    resnets = sum(type(module).__name__ == "LTX2VideoResnetBlock3d" for module in encoder)
+    assert {outcome.site: calls for outcome, calls in record.sites.items()} == {
+        "channel_norm_silu": 2 * resnets
+    }
 
 
 @pytest.mark.parametrize(
