@@ -13,21 +13,20 @@ MEANINGLESS = "Synthetic weights: this video means nothing."
 
 
 def video_files(
-    result: VideoResult, *, save_as: SaveAs, config_hash: str, outputs_mean_nothing: bool
+    result: VideoResult, *, save_as: SaveAs, model: str, config_hash: str, outputs_mean_nothing: bool
 ) -> dict[str, bytes]:
     """File name -> contents, all of them encoded before any is written.
 
-    config_hash: of the resolved configuration. outputs_mean_nothing: synthetic weights.
+    model, config_hash: of the run, written into every video and frame beside prompt and seed.
+    outputs_mean_nothing: synthetic weights.
     Raises: OutputError naming the first frame or sound with values that are not finite.
     """
-    notes = (*((MEANINGLESS,) if outputs_mean_nothing else ()), *result.notes)
-    metadata = {
-        "title": result.prompt,
-        "comment": " ".join(notes),
-        "software": "samebit",
-        "seed": str(result.seed),
-        "config_hash": config_hash,
-    }
+    comment = " ".join((*((MEANINGLESS,) if outputs_mean_nothing else ()), *result.notes))
+    origin = {"seed": str(result.seed), "model": model, "config_hash": config_hash}
+    tags = {"title": result.prompt, "comment": comment, "software": "samebit", **origin}
+    text = {"Software": "samebit", "prompt": result.prompt, **origin}
+    if comment:
+        text["Comment"] = comment
     files = {}
     for index in range(len(result.frames)):
         suffix = "" if len(result.frames) == 1 else f"_{index}"
@@ -35,11 +34,11 @@ def video_files(
         samples = _samples(result.waveform[index], suffix)
         if save_as != "frames":
             files[f"video{suffix}.mp4"] = mp4(
-                pixels, samples, fps=result.fps, sampling_rate=result.sampling_rate, metadata=metadata
+                pixels, samples, fps=result.fps, sampling_rate=result.sampling_rate, metadata=tags
             )
         if save_as != "mp4":
             for number, frame in enumerate(pixels):
-                files[f"frame{suffix}_{number:04}.png"] = png(frame, metadata=metadata)
+                files[f"frame{suffix}_{number:04}.png"] = png(frame, metadata=text)
             files[f"sound{suffix}.wav"] = wav(samples, sampling_rate=result.sampling_rate)
     return files
 

@@ -159,6 +159,7 @@ class Ltx2Pipeline(Pipeline[VideoRequest, VideoResult]):
         return video_files(
             result,
             save_as=self._save_as,
+            model=self.description.model,
             config_hash=config_hash,
             outputs_mean_nothing=self.description.outputs_mean_nothing,
         )

@@ -46,7 +46,14 @@ def result(*, videos: int = 1, fps: float = 24.0) -> VideoResult:
 
 def files(made: VideoResult, **options: Any) -> dict[str, bytes]:
     return video_files(
-        made, **{"save_as": "mp4", "config_hash": "abc123", "outputs_mean_nothing": True, **options}
+        made,
+        **{
+            "save_as": "mp4",
+            "model": "ltx2",
+            "config_hash": "abc123",
+            "outputs_mean_nothing": True,
+            **options,
+        },
     )
 
 
@@ -74,7 +81,7 @@ def test_mp4_says_where_it_is_from() -> None:
     with av.open(io.BytesIO(files(result())["video.mp4"])) as container:
         tags = container.metadata
     assert tags["seed"] == "11"
-    assert tags["config_hash"] == "abc123"
+    assert (tags["model"], tags["config_hash"]) == ("ltx2", "abc123")
     assert tags["title"] == "a square, 4:3 = ok; été 猫"
     assert tags["comment"] == f"{MEANINGLESS} cut short"
 
@@ -104,11 +111,27 @@ def test_frames_are_exact() -> None:
     image = Image.open(io.BytesIO(written["frame_0003.png"]))
     expected = (made.frames[0, 3].permute(1, 2, 0) * 255).round().numpy().astype(np.uint8)
     assert np.array_equal(np.asarray(image), expected)
-    assert image.text["seed"] == "11"
     with wave.open(io.BytesIO(written["sound.wav"])) as sound:
         assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (2, 2, RATE)
         pcm = np.frombuffer(sound.readframes(sound.getnframes()), dtype="<i2").reshape(-1, 2).T
     assert np.array_equal(pcm, np.rint(made.waveform[0].numpy() * 32767).astype(np.int16))
+
+
+def test_a_frame_tells_where_it_came_from() -> None:
+    """By the keywords of PNG, as images of FLUX.2 do."""
+    written = files(result(), save_as="frames")
+    text = {
+        "Software": "samebit",
+        "prompt": "a square, 4:3 = ok; été 猫",
+        "seed": "11",
+        "model": "ltx2",
+        "config_hash": "abc123",
+        "Comment": f"{MEANINGLESS} cut short",
+    }
+    assert Image.open(io.BytesIO(written["frame_0003.png"])).text == text
+    plain = files(replace(result(), notes=()), save_as="frames", outputs_mean_nothing=False)
+    del text["Comment"]
+    assert Image.open(io.BytesIO(plain["frame_0000.png"])).text == text
 
 
 def test_several_videos_are_numbered() -> None:
