@@ -82,7 +82,9 @@ class VideoRequest:
             "fps": number(self.fps, 1),
             "sigmas": _noise_levels(self.sigmas),
             "guidance": (isinstance(self.guidance, Guidance), "a `Guidance`"),
+            "image": (self.image is None or isinstance(self.image, Image.Image), "a PIL image or None"),
             "image_crf": whole(self.image_crf, 0, 51),
+            "refinement": (isinstance(self.refinement, RefinementPlan | None), "a `RefinementPlan` or None"),
         }
         require_rules(self, rules)
         require_unicode(self.prompt)
@@ -107,7 +109,7 @@ def _noise_levels(sigmas: object) -> Rule:
         and all(after < before for before, after in pairwise(sigmas))
         and sigmas[-1] < 1
     )
-    return holds, "a tuple of falling noise levels, at most 1.0, the last below 1.0 and above 0"
+    return holds, f"a tuple of falling noise levels, 1.0 to {_LEAST_SIGMA:g}, the last below 1.0"
 
 
 def _require_first_frame(image: Image.Image, *, crf: int) -> None:

@@ -180,7 +180,9 @@ def test_clips_too_short_for_sound_are_refused(fps: float) -> None:
         ({"sigmas": (1.0,)}, "sigmas=(1.0,)"),
         ({"sigmas": (True, 0.5)}, "sigmas=(True, 0.5)"),
         ({"guidance": 3.0}, "guidance=3.0"),
+        ({"image": "a.png"}, "image=a.png is out of range; use a PIL image or None."),
         ({"image_crf": 52}, "image_crf=52"),
+        ({"refinement": True}, "refinement=True"),
     ],
     ids=str,
 )
