@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from pipelines.flux2.image_size import TOKEN_PIXELS, require_image_size
 from pipelines.flux2.images import Reference
 from pipelines.flux2.position_ids import Grid
 from pipelines.prompt_tokens import require_unicode
-from pipelines.request_rules import MAX_SEED, require_rules, whole
+from pipelines.request_rules import MAX_SEED, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 
 
@@ -38,12 +37,11 @@ class ImageRequest:
     references: tuple[Reference, ...] = ()
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)
         rules = {
             "prompt": (isinstance(self.prompt, str), "text"),
             "seed": whole(self.seed, 0, MAX_SEED),
             **{name: whole(getattr(self, name), 1) for name in ("height", "width", "steps", "images")},
-            "guidance": (is_number and 0 <= self.guidance < math.inf, "a number >= 0"),
+            "guidance": number(self.guidance, 0),
         }
         require_rules(self, rules)
         require_unicode(self.prompt)

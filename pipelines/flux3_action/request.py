@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from pipelines.flux3_action.observation import Observation
 from pipelines.flux3_action.policy_config import Sampler
-from pipelines.request_rules import MAX_SEED, require_rules, whole
+from pipelines.request_rules import MAX_SEED, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 from stages.guidance import passes
 from stages.samplers import sampler_plan
@@ -42,9 +41,9 @@ class ActionRequest:
         rules = {
             "seed": whole(self.seed, 0, MAX_SEED),
             "steps": whole(self.steps, 1),
-            "shift": (_is_number(self.shift) and self.shift > 0, "a number > 0"),
-            "guidance_video": (_is_scale(self.guidance_video), "a number >= 0"),
-            "guidance_action": (_is_scale(self.guidance_action), "a number >= 0"),
+            "shift": (number(self.shift, 0)[0] and self.shift > 0, "a number > 0"),
+            "guidance_video": number(self.guidance_video, 0),
+            "guidance_action": number(self.guidance_action, 0),
             "horizon": whole(self.horizon, 1),
         }
         require_rules(self, rules)
@@ -75,11 +74,3 @@ class ActionResult(DigestedOutputs):
     seed: int
     outputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_scale(value: float) -> bool:
-    return _is_number(value) and value >= 0
