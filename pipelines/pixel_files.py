@@ -29,7 +29,7 @@ def require_finite(name: str, values: Tensor) -> None:
     if bad:
         raise OutputError(
             f"{name}: {bad} of {values.numel()} values are not finite. No output file was written. "
-            "Check the weights, or run with dtype=fp32."
+            "Check the weights and the guidance; if this ran in bf16, try dtype=fp32."
         )
 
 

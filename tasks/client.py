@@ -54,6 +54,11 @@ def main(config: RunConfig, *, folder: Path) -> None:
 
 def _observations(config: RunConfig, task: ClientTask) -> list[dict[str, Any]]:
     """One message for each request, in OpenPI's keys; the episode is repeated if it is shorter."""
+    if not isinstance(config.model, Flux3Settings):
+        raise ConfigError(
+            "task=client sends a robot's observations to a policy, model=flux3_action; "
+            f"model={config.model.name} takes none."
+        )
     source = config.observation
     if source is None or source.episode is None:
         raise ConfigError("task=client replays an episode; set observation.episode, e.g. data/panda_lift")

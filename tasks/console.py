@@ -130,6 +130,11 @@ class RunConsole:
         for candidate, why in choice.not_tried.items():
             self._line(f"  not tried: {candidate}: {why}", style="yellow")
 
+    def notes(self, notes: Sequence[str]) -> None:
+        """What the user should know of the result."""
+        for note in notes:
+            self._line(f"Note: {note}", style="yellow")
+
     def interrupted(self) -> None:
         self._line("Interrupted; this is what was measured so far.", style="bold yellow")
 

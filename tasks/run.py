@@ -194,10 +194,12 @@ def _finish(
     choice: AutoChoice | None,
 ) -> None:
     """Show first: a full disk must not take the table along."""
+    assert measurement.result is not None
     pipeline = measurement.pipeline
     unequal = sorted(measurement.unequal)
     little = [line for lines in pipeline.not_worth_it().values() for line in lines]
     console.report(pipeline.record, measurement.request, unequal=unequal, not_worth_it=little)
+    console.notes(measurement.result.notes)
     files = pipeline.files(measurement.result, config_hash=config_hash(config))
     files |= policy_files(choice, pipeline.description)
     result = _result(config, measurement, status, files, choice)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pipelines.flux2.image_size import TOKEN_PIXELS, require_image_size
 from pipelines.flux2.images import Reference
 from pipelines.flux2.position_ids import Grid
+from pipelines.number_types import MAX_BATCH, MAX_STEPS
 from pipelines.prompt_tokens import require_unicode
 from pipelines.request_rules import MAX_SEED, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
@@ -40,7 +41,9 @@ class ImageRequest:
         rules = {
             "prompt": (isinstance(self.prompt, str), "text"),
             "seed": whole(self.seed, 0, MAX_SEED),
-            **{name: whole(getattr(self, name), 1) for name in ("height", "width", "steps", "images")},
+            **{name: whole(getattr(self, name), 1) for name in ("height", "width")},
+            "steps": whole(self.steps, 1, MAX_STEPS),
+            "images": whole(self.images, 1, MAX_BATCH),
             "guidance": number(self.guidance, 0),
         }
         require_rules(self, rules)

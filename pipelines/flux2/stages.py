@@ -6,7 +6,6 @@ that is made, C channels of a token, B images.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,8 +25,6 @@ from pipelines.host_threads import one_host_thread
 from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
-
-_log = logging.getLogger("samebit")
 
 TRUNCATED = f"prompt: longer than {MAX_TOKENS} tokens; the text encoder sees only its beginning."
 
@@ -73,8 +70,6 @@ class TextEncoding(Stage):
     def run(self, state: State) -> None:
         request: ImageRequest = state["request"]
         prompt = self._encoded(request.prompt)
-        if prompt.truncated:
-            _log.warning(TRUNCATED)
         guided = self._classifier_free_guidance and request.guidance > 1
         state["prompt_embeds"] = prompt.embeds
         state["negative_prompt_embeds"] = self._encoded("").embeds if guided else None

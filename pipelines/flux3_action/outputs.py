@@ -119,7 +119,8 @@ def _require_finite(name: str, values: Floats) -> None:
     first = tuple(int(i) for i in np.argwhere(~finite)[0])
     raise OutputError(
         f"{name}{list(first)} is {values[first]}; {np.count_nonzero(~finite)} of {values.size} values are "
-        "not finite. No output file was written. Check the weights, or run with dtype=fp32."
+        "not finite. No output file was written. Check the weights and the guidance; if this ran in bf16, "
+        "try dtype=fp32."
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pipelines.flux3_action.observation import Observation
 from pipelines.flux3_action.policy_config import Sampler
+from pipelines.number_types import MAX_STEPS
 from pipelines.request_rules import MAX_SEED, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 from stages.guidance import passes
@@ -40,7 +41,7 @@ class ActionRequest:
     def __post_init__(self) -> None:
         rules = {
             "seed": whole(self.seed, 0, MAX_SEED),
-            "steps": whole(self.steps, 1),
+            "steps": whole(self.steps, 1, MAX_STEPS),
             "shift": (number(self.shift, 0)[0] and self.shift > 0, "a number > 0"),
             "guidance_video": number(self.guidance_video, 0),
             "guidance_action": number(self.guidance_action, 0),

@@ -10,7 +10,7 @@ from msgspec import Meta
 from accel.errors import ConfigError
 from pipelines.flux3_action.image_format import ImageFormat, Layout, Order, ValueRange
 from pipelines.flux3_action.policy_config import Sampler
-from pipelines.number_types import Count, NonNegative, Positive
+from pipelines.number_types import Count, NonNegative, Positive, Steps
 
 Variant = Literal["base", "fp8r", "gd", "gd-fp8r", "sd", "sd-fp8r"]
 
@@ -22,7 +22,7 @@ _BELONGS_TO = {"frame": "episode", "state": "images", "layout": "npz", "order": 
 class Flux3Settings:
     """The `model` node; `None` takes the policy package's own value (spec section 3).
 
-    variant: which export of the package. steps: denoising steps. guidance: video scale;
+    variant: which export of the package. steps: denoising steps, up to 1000. guidance: video scale;
     guidance_action: action scale; both exactly 1.0 means one pass per step. shift: timestep
     shift of the sampler. horizon: actions returned, at most the package's chunk.
     caption_cache_tokens: encoded captions kept, in tokens; 0 encodes every prompt anew.
@@ -30,7 +30,7 @@ class Flux3Settings:
 
     name: Literal["flux3_action"] = "flux3_action"
     variant: Variant = "base"
-    steps: Count | None = None
+    steps: Steps | None = None
     guidance: NonNegative | None = None
     guidance_action: NonNegative | None = None
     sampler: Sampler | None = None

@@ -6,7 +6,6 @@ D transformer width.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -31,8 +30,6 @@ from pipelines.host_threads import one_host_thread
 from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
-
-_log = logging.getLogger("samebit")
 
 TRUNCATED = f"prompt: longer than {MAX_TOKENS} tokens; the text encoder sees only its beginning."
 
@@ -112,8 +109,6 @@ class TextEncoding(Stage):
         if self._fusion_epoch.moved():
             self.cache.clear()
         prompt = self._caption(request.observation.prompt)
-        if prompt.truncated:
-            _log.warning(TRUNCATED)
         state["text"] = prompt.text
         state["null_text"] = self._caption("").text if request.guided else None
         state["notes"] = (TRUNCATED,) if prompt.truncated else ()

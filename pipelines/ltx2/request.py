@@ -16,6 +16,7 @@ from pipelines.ltx2.architectures import Size
 from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Defaults, defaults
 from pipelines.ltx2.guidance import Guidance, Scales
 from pipelines.ltx2.settings import Ltx2Settings, require_clip
+from pipelines.number_types import MAX_BATCH, MAX_STEPS
 from pipelines.prompt_tokens import require_unicode
 from pipelines.request_rules import MAX_SEED, Rule, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
@@ -78,7 +79,8 @@ class VideoRequest:
             "prompt": (isinstance(self.prompt, str), "text"),
             "negative_prompt": (isinstance(self.negative_prompt, str), "text"),
             "seed": whole(self.seed, 0, MAX_SEED),
-            **{name: whole(getattr(self, name), 1) for name in ("height", "width", "frames", "videos")},
+            **{name: whole(getattr(self, name), 1) for name in ("height", "width", "frames")},
+            "videos": whole(self.videos, 1, MAX_BATCH),
             "fps": number(self.fps, 1),
             "sigmas": _noise_levels(self.sigmas),
             "guidance": (isinstance(self.guidance, Guidance), "a `Guidance`"),
@@ -104,12 +106,15 @@ def _noise_levels(sigmas: object) -> Rule:
     """A single level of 1 is none either: where the scheduler stretches, it has nothing to stretch."""
     holds = (
         isinstance(sigmas, tuple)
-        and len(sigmas) > 0
+        and 0 < len(sigmas) <= MAX_STEPS
         and all(number(sigma, _LEAST_SIGMA, 1)[0] for sigma in sigmas)
         and all(after < before for before, after in pairwise(sigmas))
         and sigmas[-1] < 1
     )
-    return holds, f"a tuple of falling noise levels, 1.0 to {_LEAST_SIGMA:g}, the last below 1.0"
+    return (
+        holds,
+        f"up to {MAX_STEPS} falling noise levels, 1.0 to {_LEAST_SIGMA:g}, the last below 1.0, as a tuple",
+    )
 
 
 def _require_first_frame(image: Image.Image, *, crf: int) -> None:

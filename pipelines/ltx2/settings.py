@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from accel.errors import ConfigError
 from pipelines.grids import require_grid
-from pipelines.number_types import Count, NonNegative
+from pipelines.number_types import Batch, Count, NonNegative, Steps
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=1)]  # sound grows with the seconds
@@ -22,7 +22,7 @@ class Ltx2Settings:
     """The `model` node of the LTX-2 video and audio models; `None` takes the variant's own value.
 
     height, width: pixels, multiples of 32, at least 64. frames: 8 n + 1. fps: frames per second, >= 1.
-    steps: denoising steps, >= 2.
+    steps: denoising steps, 2 to 1000.
     two_stage: denoise at half the height and width, upsample the latents, and refine them at full size in
     three unguided steps; sizes are then multiples of 64, at least 128. The released recipe puts a
     distilled LoRA on 2.0 and 2.3 for these steps, which this version does not do: their own weights, made
@@ -35,7 +35,7 @@ class Ltx2Settings:
     guidance_modality: scale against each modality alone; up to 1.0 it is off. guidance_rescale: share of
     the result that gets the contrast of the unguided one back.
     image: file of the first frame. image_crf: H.264 quality that it is passed through; 0: as it is.
-    videos: how many, of one prompt. save_as: `mp4` with sound, `frames` as PNG with a WAV, or both.
+    videos: how many, of one prompt, up to 64. save_as: `mp4` with sound, `frames` as PNG with a WAV, or both.
     attention_breaks: with accel=segmented, run attention eagerly between two segments. Each of a step's
     passes is then a graph of its own, of 289 segments, whatever `accel.loop`.
     prompt_cache_tokens: encoded prompts kept, in tokens; 0 encodes every prompt anew.
@@ -48,7 +48,7 @@ class Ltx2Settings:
     width: Count | None = None
     frames: Count | None = None
     fps: Rate = 24.0
-    steps: Count | None = None
+    steps: Steps | None = None
     two_stage: bool = False
     upsampling_adain: Share = 0.0
     upsampling_tone_mapping: Share = 0.0
@@ -61,7 +61,7 @@ class Ltx2Settings:
     negative_prompt: str = ""
     image: str | None = None
     image_crf: Annotated[int, Meta(ge=0, le=51)] = 33
-    videos: Count = 1
+    videos: Batch = 1
     save_as: SaveAs = "mp4"
     attention_breaks: bool = False
     prompt_cache_tokens: Annotated[int, Meta(ge=0)] = 4096

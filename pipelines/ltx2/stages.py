@@ -6,7 +6,6 @@ layers of the text encoder, C x F x H x W video latents, T x M audio latents wit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,8 +35,6 @@ from pipelines.prompt_tokens import TokenizedPrompt
 from pipelines.transfer import upload
 from stages.stage import Field, Stage, State
 from stages.text_encoding import CaptionCache
-
-_log = logging.getLogger("samebit")
 
 
 @dataclass(frozen=True)
@@ -91,14 +88,11 @@ class TextEncoding(Stage):
         prompt = self._encoded(request.prompt)
         negative = self._encoded(request.negative_prompt) if request.guidance.text else None
         state["prompt_states"], state["negative_states"] = prompt, negative
-        notes = [
+        state["notes"] = tuple(
             f"{name}: longer than {self._tokenizer.length} tokens; the text encoder sees only its beginning."
             for name, encoded in (("prompt", prompt), ("model.negative_prompt", negative))
             if encoded is not None and encoded.truncated
-        ]
-        for note in notes:
-            _log.warning(note)
-        state["notes"] = tuple(notes)
+        )
 
     def _encoded(self, prompt: str) -> PromptStates:
         text = self._tokenizer.text(prompt)

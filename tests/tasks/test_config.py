@@ -220,3 +220,9 @@ def test_show_and_help_print_the_configuration() -> None:
     helped = run("--help")
     assert helped.returncode == 0
     assert "accel: auto, compile, eager, fused, graph, graph+fused, segmented" in helped.stdout
+
+
+def test_a_client_of_a_model_that_takes_no_observations_is_told_which_one_does(tmp_path: Path) -> None:
+    done = run("task=client", "model=flux2_klein", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "model=flux3_action; model=flux2_klein takes none" in done.stderr

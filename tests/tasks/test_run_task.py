@@ -32,6 +32,7 @@ def test_writes_outputs_and_what_happened(start, tmp_path: Path, capsys) -> None
     result = read_result(tmp_path)
     assert (result.status, result.verdict, result.requests) == ("ok", "equal", 4)
     assert (result.unequal_outputs, result.notes) == ([], ["prompt cut short"])
+    assert result.asked == {"prompt": "go"}
     assert result.config["task"] == {"name": "run", "repeats": 3, "profile": "auto"}
     assert result.config_hash == config_hash(CONFIG)
     (stage,) = result.stages
@@ -43,6 +44,7 @@ def test_writes_outputs_and_what_happened(start, tmp_path: Path, capsys) -> None
     assert list(result.files) == ["actions.npy"]
     assert pipeline.closed
     text = capsys.readouterr().out
+    assert "\nNote: prompt cut short\n" in text
     assert "eager (no_cuda)" in text
     assert "4 like requests: all outputs equal" in text
     assert "the outputs mean nothing" in text

@@ -115,12 +115,11 @@ def test_guidance_of_a_distilled_variant_is_ignored_and_said_so() -> None:
     assert (guided.notes, plain.notes) == ((IGNORED_GUIDANCE,), ())
 
 
-def test_a_long_prompt_is_cut_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_prompt_is_cut_with_a_note() -> None:
     pipeline, request = make("model=flux2_klein")
     long = replace(request, prompt="word " * 10_000)
     result = pipeline.run(long)
     assert result.notes == (TRUNCATED,)
-    assert TRUNCATED in caplog.messages
     assert pipeline.run(long).notes == (TRUNCATED,)
 
 
@@ -195,6 +194,8 @@ def test_weights_changed_in_place_show_after_refresh() -> None:
         (("model=flux2_dev", "model.variant=4b"), "does not belong to model=flux2_dev"),
         (("model=flux2_klein", "model.variant=5b"), "variant"),
         (("model=flux2_klein", "model.steps=0"), "steps"),
+        (("model=flux2_klein", "model.steps=1001"), "steps: expected a whole number from 1 to 1000"),
+        (("model=flux2_klein", "model.images_per_prompt=65"), "expected a whole number from 1 to 64, got 65"),
         (("model=flux2_klein", "model.guidance=-1"), "guidance"),
         (("model=flux2_klein", "model.images_per_prompt=0"), "images_per_prompt"),
         (("model=flux2_klein", "model.images=[1]"), "images"),

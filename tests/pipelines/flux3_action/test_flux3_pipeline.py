@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -175,17 +174,12 @@ def test_a_result_shares_no_memory(pipeline: Flux3ActionPipeline) -> None:
 
 
 @pytest.mark.parametrize("cache_tokens", [0, 65536])
-def test_every_request_with_a_cut_prompt_says_so(
-    eager_policy: AccelPolicy, caplog: pytest.LogCaptureFixture, cache_tokens: int
-) -> None:
+def test_every_request_with_a_cut_prompt_says_so(eager_policy: AccelPolicy, cache_tokens: int) -> None:
     pipeline = make_pipeline(contexts=CONTEXTS, policy=eager_policy, caption_cache_tokens=cache_tokens)
-    for n in (1, 2):
-        with caplog.at_level(logging.WARNING, logger="samebit"):
-            (note,) = run(pipeline, LONG).notes
+    for _ in range(2):
+        (note,) = run(pipeline, LONG).notes
         assert "prompt" in note
-        assert [record.getMessage() for record in caplog.records] == [note] * n
     assert run(pipeline).notes == ()
-    assert len(caplog.records) == 2
 
 
 # What is kept between requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,14 +124,12 @@ def test_a_missing_encoder_is_noticed_before_loading(monkeypatch: pytest.MonkeyP
         build(compose(*BASE, "model.save_as=frames", f"model.image={tmp_path / 'a.png'}"))
 
 
-def test_a_long_prompt_is_cut_as_the_library_does_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_prompt_is_cut_as_the_library_does_and_said() -> None:
     pipeline = ours(tiny_components())
     settings = Ltx2Settings(height=64, width=64, frames=9, steps=2, negative_prompt="no " * 100)
-    with caplog.at_level(logging.WARNING, logger="samebit"):
-        result = pipeline.run(video_request("word " * 10_000, settings=settings, size="tiny"))
+    result = pipeline.run(video_request("word " * 10_000, settings=settings, size="tiny"))
     cut = [note for note in result.notes if "longer than 128 tokens" in note]
     assert [note.partition(":")[0] for note in cut] == ["prompt", "model.negative_prompt"]
-    assert [record.message for record in caplog.records] == cut
 
 
 def notes(variant: str, **settings: Any) -> tuple[str, ...]:
@@ -167,11 +164,12 @@ def test_clips_too_short_for_sound_are_refused(fps: float) -> None:
         ({"fps": 0.0}, "fps=0.0"),
         ({"fps": float("nan")}, "fps=nan"),
         ({"videos": 0}, "videos=0"),
+        ({"videos": 65}, "videos=65 is out of range; use a whole number, 1 to 64"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**64}, "seed=18446744073709551616"),
         ({"fps": True}, "fps=True"),
         ({"sigmas": ()}, "sigmas=()"),
-        ({"sigmas": [1.0, 0.5]}, "sigmas=[1.0, 0.5] is out of range; use a tuple of falling noise levels"),
+        ({"sigmas": [1.0, 0.5]}, "sigmas=[1.0, 0.5] is out of range; use up to 1000 falling noise levels"),
         ({"sigmas": (1.0, float("nan"))}, "sigmas=(1.0, nan)"),
         ({"sigmas": (1.5, 0.5)}, "sigmas=(1.5, 0.5)"),
         ({"sigmas": (0.5, 1.0)}, "sigmas=(0.5, 1.0)"),
