@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from os.path import expanduser
+from os.path import exists, expanduser, isfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,10 @@ from accel.errors import ConfigError
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK", "YCbCr")
 
 
+class PictureError(ValueError):
+    """A file that gives no picture. The message names the file and says why."""
+
+
 def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str, ...]]:
     """An image file, upright and RGB, with notes of what was dropped.
 
@@ -20,15 +24,25 @@ def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str
     Raises: ConfigError if the file is missing, is no image, or has no 8-bit colours.
     """
     try:
-        with Image.open(expanduser(path)) as image:
+        image = decode(expanduser(path))
+    except PictureError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return as_rgb(image, name=name)
+
+
+def decode(path: str | Path) -> Image.Image:
+    """All pixels of an image file, upright, in its own mode. Raises: PictureError."""
+    if exists(path) and not isfile(path):  # opening a pipe would wait for its writer
+        raise PictureError(f"{path} is no regular file. Name an image file.")
+    try:
+        with Image.open(path) as image:
             image.load()
-            turned = upright(image)
+            return upright(image)
     except FileNotFoundError:
-        raise ConfigError(f"{name}: no file {path}. Check the path.") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise PictureError(f"no file {path}. Check the path.") from None
+    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, TypeError, ...
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name}: {path} is no readable image ({why}).") from None
-    return as_rgb(turned, name=name)
+        raise PictureError(f"{path} is no readable image ({why}).") from None
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ range) is declared by `ImageFormat`; what contradicts the declaration is refused
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 from accel.errors import ObservationError
 from pipelines.flux3_action.arrays import real_array
 from pipelines.flux3_action.image_format import ImageFormat
-from pipelines.pictures import upright
+from pipelines.pictures import PictureError, decode, upright
 
 RANGE_SLACK = 4 / 255
 """How far outside its range a float may lie, as a share of the range, and be clipped to it.
@@ -57,20 +57,15 @@ def to_unit_image(value: Any, *, camera: str, image_format: ImageFormat) -> Tens
     return torch.from_numpy(pixels)
 
 
-def open_image(source: str | Path | BinaryIO, *, camera: str) -> Image.Image:
-    """Decode an image file completely.
+def open_image(path: str | Path, *, camera: str) -> Image.Image:
+    """Decode an image file completely and turn it upright.
 
     Raises: ObservationError naming the camera if the file is missing, damaged or no image.
     """
     try:
-        with Image.open(source) as image:
-            image.load()
-            return image
-    except FileNotFoundError:
-        raise ObservationError(f"camera '{camera}': no file {source}") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ObservationError(f"camera '{camera}': {source} is no readable image: {why}") from None
+        return decode(path)
+    except PictureError as error:
+        raise ObservationError(f"camera '{camera}': {error}") from None
 
 
 def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +113,10 @@ def test_missing_and_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])
     with pytest.raises(ConfigError, match=r"model\.images\[0\].*no readable image"):
         load_references([str(tmp_path / "cut.png")])
-    with pytest.raises(ConfigError, match="no readable image"):
-        load_references([str(tmp_path)])
+    os.mkfifo(tmp_path / "pipe.png")
+    for other in (tmp_path, tmp_path / "pipe.png"):
+        with pytest.raises(ConfigError, match=r"model\.images\[0\]: .* is no regular file"):
+            load_references([str(other)])
 
 
 def test_a_name_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import os
 import warnings
 from pathlib import Path
 
@@ -310,12 +310,18 @@ def test_unreadable_files_name_the_camera(tmp_path):
     with pytest.raises(ObservationError, match=r"'wrist'.*no readable image"):
         open_image(tmp_path / "text.png", camera="wrist")
     whole = (ORDERS / "exif_orientation_6.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ObservationError, match=r"'wrist'.*no readable image"):
-        open_image(io.BytesIO(whole[: len(whole) // 2]), camera="wrist")
+        open_image(tmp_path / "cut.jpg", camera="wrist")
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(ObservationError, match=r"'wrist': .*pipe\.png is no regular file"):
+        open_image(tmp_path / "pipe.png", camera="wrist")
 
 
-def test_metadata_that_hide_how_the_image_is_turned_name_the_camera():
-    damaged = io.BytesIO()
-    Image.fromarray(TRUE_PICTURE).save(damaged, "PNG", exif=b"Exif\0\0no metadata")
-    with pytest.raises(ObservationError, match="'wrist': the EXIF data of the image are damaged"):
-        unit(open_image(damaged, camera="wrist"))
+def test_metadata_that_hide_how_the_image_is_turned_name_the_camera(tmp_path):
+    damaged = tmp_path / "damaged.png"
+    Image.fromarray(TRUE_PICTURE).save(damaged, exif=b"Exif\0\0no metadata")
+    with pytest.raises(ObservationError, match=r"'wrist': .*damaged\.png .*the EXIF data of the image are"):
+        open_image(damaged, camera="wrist")
+    with Image.open(damaged) as image, pytest.raises(ObservationError, match="'wrist': the EXIF data"):
+        unit(image)
