@@ -24,20 +24,22 @@ def open_picture(path: str | Path, *, name: str) -> tuple[Image.Image, tuple[str
     Raises: ConfigError if the file is missing, is no image, or has no 8-bit colours.
     """
     try:
-        image = decode(expanduser(path))
+        image, frames = decode(expanduser(path))
     except PictureError as error:
         raise ConfigError(f"{name}: {error}") from None
-    return as_rgb(image, name=name)
+    rgb, notes = as_rgb(image, name=name)
+    return rgb, (*notes, f"{name}: has {frames} frames; the first one is used.") if frames > 1 else notes
 
 
-def decode(path: str | Path) -> Image.Image:
-    """All pixels of an image file, upright, in its own mode. Raises: PictureError."""
+def decode(path: str | Path) -> tuple[Image.Image, int]:
+    """First frame of an image file, upright, in its own mode; how many the file has. Raises: PictureError."""
     if exists(path) and not isfile(path):  # opening a pipe would wait for its writer
         raise PictureError(f"{path} is no regular file. Name an image file.")
     try:
         with Image.open(path) as image:
+            frames = getattr(image, "n_frames", 1)  # asked after `load`, a GIF forgets its pixels
             image.load()
-            return upright(image)
+            return upright(image), frames
     except FileNotFoundError:
         raise PictureError(f"no file {path}. Check the path.") from None
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, TypeError, ...

@@ -63,9 +63,10 @@ def open_image(path: str | Path, *, camera: str) -> Image.Image:
     Raises: ObservationError naming the camera if the file is missing, damaged or no image.
     """
     try:
-        return decode(path)
+        image, _ = decode(path)
     except PictureError as error:
         raise ObservationError(f"camera '{camera}': {error}") from None
+    return image
 
 
 def _pixels_of(image: Image.Image, camera: str) -> npt.NDArray[Any]:

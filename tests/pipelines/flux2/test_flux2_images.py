@@ -70,6 +70,16 @@ def test_transparency_is_ignored_with_a_note(tmp_path: Path) -> None:
     assert torch.allclose(reference.pixels, EXACT, atol=1e-6)
 
 
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp", "tif"])
+def test_of_several_frames_the_first_is_used_with_a_note(suffix: str, tmp_path: Path) -> None:
+    red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
+    file = tmp_path / f"moving.{suffix}"
+    red.save(file, save_all=True, append_images=[blue, red])
+    (reference,) = load_references([str(file)])
+    assert reference.notes == ("model.images[0]: has 3 frames; the first one is used.",)
+    assert torch.allclose(reference.pixels[0, :, 5, 5], torch.tensor([1.0, -1.0, -1.0]), atol=0.05)
+
+
 def test_large_images_are_scaled_down_with_a_note(tmp_path: Path) -> None:
     Image.new("RGB", (2048, 1024)).save(tmp_path / "large.png")
     (reference,) = load_references([str(tmp_path / "large.png")])

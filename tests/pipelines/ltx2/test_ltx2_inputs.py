@@ -394,10 +394,14 @@ def test_files_that_are_no_images_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_dropped_of_a_first_frame_is_said(tmp_path: Path) -> None:
-    Image.new("RGBA", (6, 4), (255, 255, 255, 100)).save(tmp_path / "a.png")
+    clear, solid = (Image.new("RGBA", (6, 4), (255, 255, 255, alpha)) for alpha in (100, 255))
+    clear.save(tmp_path / "a.png", save_all=True, append_images=[solid])
     asked = replace(first_frame(tmp_path / "a.png"), height=64, width=64, frames=1)
     notes = ours(tiny_components()).run(asked).notes
-    assert notes[0] == "model.image: its transparency is ignored."
+    assert notes[:2] == (
+        "model.image: its transparency is ignored.",
+        "model.image: has 2 frames; the first one is used.",
+    )
 
 
 def test_released_defaults() -> None:
