@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accel.errors import ConfigError
 from accel.policy import AccelPolicy
 from pipelines.flux2.denoising import Denoising
 from pipelines.flux2.images import load_references
@@ -28,9 +29,10 @@ def load(
 ) -> Flux2Pipeline:
     """Load components and make the pipeline.
 
-    Raises: ConfigError before anything else is read if a reference image is missing or can't be used;
-        CheckpointError, ConfigError, DeviceMemoryError as `load_flux2`.
+    Raises: ConfigError before anything else is read if there is no prompt, or if a reference image is missing
+        or can't be used; CheckpointError, ConfigError, DeviceMemoryError as `load_flux2`.
     """
+    _required_prompt(config)
     load_references(config.model.images)
     components = load_flux2(
         weights=config.weights,
@@ -106,14 +108,13 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
     def request_from(self, config: Flux2RunConfig) -> ImageRequest:
         """The request that `prompt`, `seed` and `model` of a run configuration describe.
 
-        A prompt that is not set is the empty one, a seed that is not set is 0; steps and guidance that are
-        not set are the variant's own. What made this pipeline
-        (the variant, weights, size, device, dtype and policy) stays as it is, whatever the configuration
-        says. Raises: ConfigError.
+        A seed that is not set is 0; steps and guidance that are not set are the variant's own. What made this
+        pipeline (the variant, weights, size, device, dtype and policy) stays as it is, whatever the
+        configuration says. Raises: ConfigError, also for a prompt that is not set or blank.
         """
         model, own = config.model, self.config
         return ImageRequest(
-            prompt=config.prompt or "",
+            prompt=_required_prompt(config),
             seed=config.seed or 0,
             height=model.height,
             width=model.width,
@@ -147,3 +148,10 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
             outputs=self._stage_outputs(state),
             notes=(*self._notes, *state["notes"], *ignored, *from_images),
         )
+
+
+def _required_prompt(config: Flux2RunConfig) -> str:
+    prompt = config.prompt or ""
+    if not prompt.strip():
+        raise ConfigError("prompt: is empty; say what the image shows, e.g. prompt='a lighthouse at dusk'.")
+    return prompt

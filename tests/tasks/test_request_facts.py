@@ -25,7 +25,7 @@ def test_a_result_tells_what_the_settings_left_open(model: str, expected: dict, 
     config = compose(model, *sizes, "size=tiny", "device=cpu", "task.repeats=1", "logger=quiet")
     run.main(config, folder=tmp_path / "out")
     asked = json.loads((tmp_path / "out" / "result.json").read_text())["asked"]
-    assert asked["prompt"] == (config.prompt or "")
+    assert asked["prompt"] == config.prompt
     assert {name: asked[name] for name in expected} == expected
     if model == "model=ltx2":
         assert asked["guidance"]["video"]["text"] == 3.0

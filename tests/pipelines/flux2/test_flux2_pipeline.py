@@ -206,6 +206,22 @@ def test_impossible_settings_are_refused(overrides: tuple[str, ...], message: st
         compose(*overrides)
 
 
+@pytest.mark.parametrize("model", ["flux2_klein", "flux2_dev"])
+@pytest.mark.parametrize("prompt", ["''", "'  '", "null"])
+def test_a_blank_prompt_is_refused_before_weights_are_read(model: str, prompt: str, tmp_path: Path) -> None:
+    own = compose(f"model={model}", *SMALL)
+    blank = compose(f"model={model}", f"prompt={prompt}", "weights=local", f"weights.path={tmp_path}", *SMALL)
+    for refuse in (build, build(own).request_from):
+        with pytest.raises(ConfigError, match="prompt: is empty; say what the image shows"):
+            refuse(blank)
+
+
+def test_a_run_without_a_prompt_makes_an_image_of_the_one_in_conf() -> None:
+    pipeline, request = make("model=flux2_klein")
+    assert request.prompt.startswith("A lighthouse")
+    assert pipeline.run(request).prompt == request.prompt
+
+
 def test_a_missing_image_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     config = compose(
         "model=flux2_klein",
