@@ -37,10 +37,11 @@ def flow_match_schedule(scheduler: Any, *, steps: int, image_tokens: int) -> Sch
     return Schedule(fresh.timesteps, fresh.sigmas.diff())
 
 
-def require_deterministic(scheduler: Any) -> None:
-    """Raises: CheckpointError for a scheduler that draws noise in every step."""
-    if scheduler.config.stochastic_sampling:
-        raise CheckpointError(
-            "the scheduler samples stochastically, which this pipeline does not do. "
-            'Set "stochastic_sampling": false in its config.'
-        )
+def check_scheduler(scheduler: Any) -> None:
+    """Raises: CheckpointError for one that draws noise in every step, or runs from picture to noise."""
+    for option, does in (("stochastic_sampling", "draws noise"), ("invert_sigmas", "runs backwards")):
+        if scheduler.config[option]:
+            raise CheckpointError(
+                f"the scheduler {does}, which FLUX.2 does not. "
+                f'Set "{option}": false in scheduler/scheduler_config.json.'
+            )

@@ -176,6 +176,10 @@ def draws_noise(folder: Path) -> None:
     rewrite(folder / "scheduler" / "scheduler_config.json", stochastic_sampling=True)
 
 
+def runs_backwards(folder: Path) -> None:
+    rewrite(folder / "scheduler" / "scheduler_config.json", invert_sigmas=True)
+
+
 def windowed(folder: Path) -> None:
     rewrite(folder / "text_encoder" / "config.json", layer_types=["sliding_attention"] * 4, sliding_window=64)
 
@@ -206,7 +210,8 @@ FAULTS = [
     Fault(too_shallow, "has 3 layers"),
     Fault(wider_than_its_weights, "do not fit"),
     Fault(impossible_config, "not a usable configuration"),
-    Fault(draws_noise, "samples stochastically"),
+    Fault(draws_noise, 'draws noise.*Set "stochastic_sampling": false'),
+    Fault(runs_backwards, 'runs backwards.*Set "invert_sigmas": false'),
     Fault(windowed, "sliding window"),
 ]
 
