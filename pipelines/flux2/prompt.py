@@ -17,7 +17,8 @@ class PromptTokenizer:
         """tokenizer: of transformers. Raises: CheckpointError without a chat template or padding token."""
         if not tokenizer.chat_template or tokenizer.pad_token_id is None:
             raise CheckpointError(
-                "the tokenizer has no chat template or no padding token. Fetch its folder again."
+                f"{tokenizer.name_or_path}: the tokenizer has no chat template or no padding token. "
+                "Fetch this folder again."
             )
         self._tokenizer = tokenizer
         self._language_model = language_model

@@ -272,8 +272,9 @@ def test_a_tokenizer_without_padding_is_refused() -> None:
     language_model = components.config.language_model
 
     class NoPadding:
+        name_or_path = "klein/tokenizer"
         chat_template = "{{ messages }}"
         pad_token_id = None
 
-    with pytest.raises(CheckpointError, match="no padding token"):
+    with pytest.raises(CheckpointError, match=r"^klein/tokenizer: .* no padding token"):
         PromptTokenizer(NoPadding(), language_model)

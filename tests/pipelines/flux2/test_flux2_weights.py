@@ -200,7 +200,7 @@ FAULTS = [
     Fault(absent_folder, "'text_encoder' of model_index.json has no folder"),
     Fault(absent_config, r"vae/config\.json: can't be read"),
     Fault(absent_tokenizer_file, "no usable tokenizer"),
-    Fault(absent_chat_template, "no chat template"),
+    Fault(absent_chat_template, "/tokenizer: the tokenizer has no chat template"),
     Fault(absent_shard, "is missing. The download may be incomplete"),
     Fault(cut_shard, "is cut short"),
     Fault(shard_outside, "lies outside the folder"),
