@@ -269,13 +269,23 @@ def test_first_frames_of_a_request_are_rgb(mode: str) -> None:
         video_request("x", settings=Ltx2Settings(), size="tiny", image=Image.new(mode, (40, 40)))
 
 
+NOT_IN_H264 = [(1, 40), (40, 1), (16386, 2)]
+
+
 @pytest.mark.usefixtures("nothing_is_loaded")
-@pytest.mark.parametrize("size", [(1, 40), (40, 1), (16386, 2)])
+@pytest.mark.parametrize("size", NOT_IN_H264)
 def test_first_frames_that_h264_can_not_hold_are_refused(tmp_path: Path, size: tuple[int, int]) -> None:
     pytest.importorskip("av")
     Image.new("RGB", size).save(tmp_path / "a.png")
     with pytest.raises(ConfigError, match=r"model\.image: .* can't be H\.264.*use model\.image_crf=0"):
         build(compose(*BASE, f"model.image={tmp_path / 'a.png'}"))
+
+
+@pytest.mark.parametrize("size", NOT_IN_H264)
+def test_first_frames_that_h264_can_not_hold_are_taken_as_they_are(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    Image.new("RGB", size).save(tmp_path / "a.png")
     assert first_frame(tmp_path / "a.png").image is not None
 
 
