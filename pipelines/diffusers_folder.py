@@ -12,6 +12,7 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
@@ -19,6 +20,7 @@ from transformers import AutoTokenizer
 from accel.errors import CheckpointError, ConfigError
 from pipelines.checkpoint import Checkpoint, check_fit, load_into, open_checkpoint
 from pipelines.hub import Hub, HubId
+from pipelines.library_config import check_values
 from pipelines.module_building import ModuleFactory, build_modules
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.strict_json import read_json_object
@@ -38,6 +40,8 @@ class ModuleSpec:
     ignore: beginnings of full checkpoint names that may stay unused.
     wanted_by: the setting that asks for a component which is no part of the pipeline, so that
         `model_index.json` need not name it; empty for the pipeline's own.
+    library_class: the class of diffusers whose parameters config.json gives; `None` for the one that
+        diffusers exports as `class_name`, if any.
     """
 
     class_name: str
@@ -45,6 +49,17 @@ class ModuleSpec:
     prefixes: tuple[str, ...] = ("",)
     ignore: tuple[str, ...] = ()
     wanted_by: str = ""
+    library_class: Any = None
+
+    @classmethod
+    def of(cls, library_class: Any, *, wanted_by: str = "") -> ModuleSpec:
+        """A component that is all of a diffusers class."""
+        return cls(
+            class_name=library_class.__name__,
+            build=library_class.from_config,
+            wanted_by=wanted_by,
+            library_class=library_class,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +156,9 @@ class DiffusersFolder:
     def scheduler(self, name: str, scheduler_class: Any) -> Any:
         """A diffusers scheduler of exactly that class. Raises: CheckpointError."""
         folder = self.subfolder(name, classes=(scheduler_class.__name__,))
-        config = read_json_object(folder / "scheduler_config.json")
+        file = folder / "scheduler_config.json"
+        config = read_json_object(file)
+        check_values(config, scheduler_class, file)
         return _made(folder, lambda: scheduler_class.from_config(config))
 
 
@@ -197,6 +214,9 @@ def _factory(folder: Path, spec: ModuleSpec) -> ModuleFactory:
         raise CheckpointError(
             f"{file}: is of the class {named!r}, {INDEX} says {spec.class_name}. Fetch the folder again."
         )
+    library_class = spec.library_class or getattr(diffusers, spec.class_name, None)
+    if library_class is not None:
+        check_values(config, library_class, file)
     return lambda: _made(file, lambda: spec.build(config))
 
 

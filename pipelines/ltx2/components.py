@@ -244,10 +244,8 @@ def _folder(weights: WeightsConfig, variant: str, *, two_stage: bool) -> Compone
             f"{folder.origin}: component 'vocoder' is {vocoder}, expected {' or '.join(_VOCODERS)}. "
             "Fetch the folder again."
         )
-    specs = {
-        name: ModuleSpec(class_name=made.__name__, build=made.from_config)
-        for name, made in {**_CLASSES, "vocoder": _VOCODERS[vocoder]}.items()
-    }
+    classes = {**_CLASSES, "vocoder": _VOCODERS[vocoder]}
+    specs = {name: ModuleSpec.of(library_class) for name, library_class in classes.items()}
     specs["text_encoder"] = ModuleSpec(
         class_name=_TEXT_ENCODER,
         build=lambda config: _text_encoder(**config["text_config"]),
@@ -255,11 +253,7 @@ def _folder(weights: WeightsConfig, variant: str, *, two_stage: bool) -> Compone
         ignore=_TEXT_UNUSED,
     )
     if two_stage:
-        specs["latent_upsampler"] = ModuleSpec(
-            class_name=LTX2LatentUpsamplerModel.__name__,
-            build=LTX2LatentUpsamplerModel.from_config,
-            wanted_by="model.two_stage=true",
-        )
+        specs["latent_upsampler"] = ModuleSpec.of(LTX2LatentUpsamplerModel, wanted_by="model.two_stage=true")
     return ComponentSource(
         scheduler=folder.scheduler("scheduler", _SCHEDULER),
         tokenizer=PromptTokenizer(tokens, length=PROMPT_LENGTH),

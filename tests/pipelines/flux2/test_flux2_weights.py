@@ -169,7 +169,7 @@ def wider_than_its_weights(folder: Path) -> None:
 
 
 def impossible_config(folder: Path) -> None:
-    rewrite(folder / "transformer" / "config.json", num_layers="two")
+    rewrite(folder / "transformer" / "config.json", num_attention_heads=-1)
 
 
 def draws_noise(folder: Path) -> None:
