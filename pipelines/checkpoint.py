@@ -173,15 +173,25 @@ def _check_names(path: Path, expected: Collection[str], present: Collection[str]
 
 
 def _check_fit(path: Path, targets: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]) -> None:
-    faults = []
-    for name, entry in entries.items():
-        slot = targets[name]
-        if entry.shape != tuple(slot.shape):
-            faults.append(f"{name}: shape {list(entry.shape)}, the model has {list(slot.shape)}")
-        elif entry.dtype != slot.dtype and not {entry.dtype, slot.dtype} <= _CONVERTIBLE:
-            faults.append(f"{name}: {entry.dtype}, the model has {slot.dtype}")
-    if faults:
+    pairs = {name: (entry, targets[name]) for name, entry in entries.items()}
+    shapes = [
+        f"{name}: shape {list(entry.shape)}, the model has {list(slot.shape)}"
+        for name, (entry, slot) in pairs.items()
+        if entry.shape != tuple(slot.shape)
+    ]
+    if shapes:
         raise CheckpointError(
-            f"{path}: {len(faults)} tensors do not fit: {first_few(faults)}. "
+            f"{path}: {len(shapes)} tensors do not fit: {first_few(shapes)}. "
             "These weights belong to another architecture or variant."
+        )
+    dtypes = [
+        f"{name}: {entry.dtype}, the model has {slot.dtype}"
+        for name, (entry, slot) in pairs.items()
+        if entry.dtype != slot.dtype and not {entry.dtype, slot.dtype} <= _CONVERTIBLE
+    ]
+    if dtypes:
+        raise CheckpointError(
+            f"{path}: {len(dtypes)} tensors have a dtype that is not taken: {first_few(dtypes)}. bfloat16, "
+            "float16 and float32 stand for each other, any other has to be the model's: convert the file, "
+            "or fetch the released ones."
         )

@@ -92,6 +92,8 @@ class DiffusersFolder:
         if weights.kind == "local":
             root = Path(expanduser(weights.path or ""))
             file, origin = root / INDEX, str(root)
+            if not root.is_dir():
+                raise CheckpointError(f"{root}: no such folder. Check the path that weights names.")
         else:
             repo = HubId(weights.repo or "", None, weights.revision)
             file, origin = hub.file(HubId(repo.repo, INDEX, repo.revision)), str(repo)

@@ -168,6 +168,18 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(saved, changes, fault
     assert all(not slot.float().any() for slot in into.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn])
+def test_a_dtype_that_is_not_taken_is_not_called_another_architecture(tmp_path, dtype):
+    save_file({"w": torch.ones(2).to(dtype)}, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError) as refused:
+        load_into(open_checkpoint(tmp_path), {"w": torch.zeros(2)})
+    message = str(refused.value)
+    assert f"1 tensors have a dtype that is not taken: w: {dtype}, the model has torch.float32" in message
+    assert "bfloat16, float16 and float32 stand for each other" in message
+    assert "convert the file, or fetch the released ones" in message
+    assert "architecture" not in message
+
+
 def test_unexpected_tensors_are_named(saved):
     with pytest.raises(CheckpointError, match=r"1 unexpected tensors: extra\.head"):
         load_into(saved, slots(), prefix="dit.")

@@ -271,7 +271,7 @@ def test_files_beside_the_named_ones_are_not_read(folder: Path) -> None:
 
 
 def test_the_home_of_nobody_is_a_missing_folder() -> None:
-    with pytest.raises(CheckpointError, match=r"~no-such-user/klein: no model_index\.json"):
+    with pytest.raises(CheckpointError, match=r"~no-such-user/klein: no such folder"):
         load(Path("~no-such-user/klein"))
 
 

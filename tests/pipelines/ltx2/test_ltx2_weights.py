@@ -237,6 +237,12 @@ def test_components_that_do_not_fit_are_refused(
         load_folder(folder, variant)
 
 
+def test_a_folder_that_does_not_exist_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        load_folder(tmp_path / "nope", "2.0")
+    assert str(refused.value).startswith(f"{tmp_path / 'nope'}: no such folder. ")
+
+
 def test_a_truncated_file_is_refused(damaged: tuple[str, Path]) -> None:
     variant, folder = damaged
     file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
