@@ -20,9 +20,8 @@ from pipelines import local_tokenizer, synthetic_weights
 from pipelines.component_source import ComponentSource
 from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_components
 from pipelines.ltx2.architectures import PROMPT_LENGTH, Size, architecture
-from pipelines.ltx2.defaults import DISTILLED_SIGMAS
+from pipelines.ltx2.component_rules import check_fit, check_scheduler, check_upsampler
 from pipelines.ltx2.prompt import PromptTokenizer
-from pipelines.ltx2.schedule import moves
 from pipelines.module_building import build_modules
 from pipelines.progress import NULL_PROGRESS, Progress
 from pipelines.weights_config import WeightsConfig
@@ -120,88 +119,6 @@ def load(
     )
 
 
-def check_fit(modules: Mapping[str, Any], *, variant: str, vocabulary: int) -> None:
-    """Refuse components that belong to another variant or do not fit each other. Raises: CheckpointError."""
-    transformer, connectors = modules["transformer"], modules["connectors"]
-    vae, audio_vae, text = modules["vae"], modules["audio_vae"], modules["text_encoder"].config
-    config = transformer.config
-    audio_width = audio_vae.config.latent_channels * (
-        audio_vae.config.mel_bins // audio_vae.mel_compression_ratio
-    )
-    is_23 = variant == "2.3"
-    rules = (
-        (
-            transformer.prompt_modulation == is_23 and connectors.config.per_modality_projections == is_23,
-            f"these weights are not of LTX-{variant}: set model.variant to what they are",
-        ),
-        (
-            config.patch_size == config.patch_size_t == 1,
-            "the transformer groups several latents into a token, which LTX-2 does not",
-        ),
-        (
-            vae.config.latent_channels == config.in_channels,
-            f"the transformer takes {config.in_channels} video channels, the VAE has "
-            f"{vae.config.latent_channels}",
-        ),
-        (
-            (vae.temporal_compression_ratio, vae.spatial_compression_ratio) == (8, 32),
-            f"the VAE makes a latent of {vae.temporal_compression_ratio} frames and "
-            f"{vae.spatial_compression_ratio} pixels a side, LTX-2's of 8 and 32",
-        ),
-        (
-            audio_width == config.audio_in_channels,
-            f"the transformer takes {config.audio_in_channels} audio channels, the audio VAE has "
-            f"{audio_width}",
-        ),
-        (
-            not vae.config.timestep_conditioning and not any(vae.config.decoder_inject_noise),
-            "the VAE adds noise of its own when it decodes, which this version does not do",
-        ),
-        (
-            (connectors.config.caption_channels, connectors.config.text_proj_in_factor)
-            == (text.hidden_size, text.num_hidden_layers + 1),
-            f"the connectors take {connectors.config.text_proj_in_factor} states of "
-            f"{connectors.config.caption_channels} channels, the text encoder gives "
-            f"{text.num_hidden_layers + 1} of {text.hidden_size}",
-        ),
-        (
-            vocabulary <= text.vocab_size,
-            f"the tokenizer has {vocabulary} tokens, the text encoder {text.vocab_size}",
-        ),
-    )
-    faults = [fault for holds, fault in rules if not holds]
-    if faults:
-        raise CheckpointError(f"LTX-2 weights: {'; '.join(faults)}. Use the components of one release.")
-
-
-def check_upsampler(config: Any, vae_config: Any) -> None:
-    """Refuse a latent upsampler that does not double height and width. Raises: CheckpointError."""
-    scale = config.rational_spatial_scale if config.use_rational_resampler else 2.0
-    if config.temporal_upsample or not config.spatial_upsample or scale != 2.0:
-        raise CheckpointError(
-            "LTX-2 weights: the latent_upsampler does not double height and width alone, as model.two_stage "
-            "needs. Use the spatial upsampler x2 of the release."
-        )
-    if config.in_channels != vae_config.latent_channels:
-        raise CheckpointError(
-            f"LTX-2 weights: the latent_upsampler takes {config.in_channels} channels, the VAE has "
-            f"{vae_config.latent_channels}. Use the components of one release."
-        )
-
-
-def check_scheduler(scheduler: Any, *, variant: str) -> None:
-    """Refuse a scheduler that does not belong to the variant. Raises: CheckpointError."""
-    if scheduler.config.stochastic_sampling or scheduler.config.invert_sigmas:
-        raise CheckpointError(
-            "the scheduler draws noise or runs backwards, which LTX-2 does not. Fetch its folder again."
-        )
-    if variant == "2.0-distilled" and moves(scheduler, DISTILLED_SIGMAS):
-        raise CheckpointError(
-            "LTX-2 weights: the scheduler moves the noise levels that 2.0-distilled was trained for, as that "
-            "of 2.0 does: set model.variant to what they are, or fetch the distilled release's scheduler."
-        )
-
-
 def require_blocks(blocks: tuple[int, ...], transformer: Any) -> None:
     """Refuse blocks that the transformer lacks. Raises: ConfigError."""
     count = transformer.config.num_layers
@@ -264,5 +181,12 @@ def _folder(weights: WeightsConfig, variant: str, *, two_stage: bool) -> Compone
 
 def _text_encoder(**values: Any) -> nn.Module:
     """values: of the text config; attention by SDPA, as the masks are made for it."""
-    model: nn.Module = Gemma3TextModel(Gemma3TextConfig(**{**values, "attn_implementation": "sdpa"}))
+    config = Gemma3TextConfig(**{**values, "attn_implementation": "sdpa"})
+    window = config.sliding_window
+    if "sliding_attention" in config.layer_types and (window is None or window < 1):
+        raise CheckpointError(
+            f"text_config.sliding_window is {window}, but layers with sliding_attention need a number of "
+            "tokens. Fetch the file again, or correct it."
+        )
+    model: nn.Module = Gemma3TextModel(config)
     return model

@@ -224,7 +224,7 @@ def test_a_folder_of_another_pipeline_is_refused(damaged: tuple[str, Path]) -> N
     [
         ("vae", "timestep_conditioning", True, "adds noise of its own"),
         ("vae", "spatial_compression_ratio", 16, "makes a latent of 8 frames and 16 pixels a side"),
-        ("transformer", "patch_size", 2, "groups several latents"),
+        ("transformer", "patch_size", 2, r"transformer\.patch_size is 2"),
         ("audio_vae", "mel_bins", 16, "audio channels"),
     ],
 )
