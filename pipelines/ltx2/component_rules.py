@@ -147,6 +147,11 @@ def _bandwidth_rules(vocoder: Any) -> Iterator[Rule]:
         f"the vocoder's second part makes {prod(vocoder.bwe_upsample_factors)} samples of a hop of "
         f"{vocoder.hop_length} from {vocoder.input_sampling_rate} to {vocoder.output_sampling_rate} Hz",
     )
+    yield (
+        0 <= vocoder.window_length - vocoder.filter_length < vocoder.hop_length,
+        f"vocoder.window_length is {vocoder.window_length}, filter_length {vocoder.filter_length}: between "
+        "its parts, spectrograms would not have one frame a hop",
+    )
 
 
 def _text_rules(modules: Mapping[str, Any], vocabulary: int) -> Iterator[Rule]:

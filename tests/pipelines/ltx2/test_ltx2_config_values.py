@@ -128,6 +128,7 @@ def test_a_sliding_layer_needs_a_window(saved: tuple[str, Path], window: int | N
     [
         ("num_mel_channels", 9, "vocoder.bwe_in_channels and bwe_out_channels are 16 and 2"),
         ("hop_length", 0, "second part makes 240 samples of a hop of 0"),
+        ("window_length", 0, "vocoder.window_length is 0, filter_length 512"),
         ("output_sampling_rate", 44100, "from 16000 to 44100 Hz"),
     ],
 )
