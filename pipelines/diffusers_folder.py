@@ -12,7 +12,6 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
@@ -40,8 +39,8 @@ class ModuleSpec:
     ignore: beginnings of full checkpoint names that may stay unused.
     wanted_by: the setting that asks for a component which is no part of the pipeline, so that
         `model_index.json` need not name it; empty for the pipeline's own.
-    library_class: the class of diffusers whose parameters config.json gives; `None` for the one that
-        diffusers exports as `class_name`, if any.
+    library_class: the class of diffusers whose parameters config.json gives; `None` if it is of another
+        library.
     """
 
     class_name: str
@@ -216,9 +215,8 @@ def _factory(folder: Path, spec: ModuleSpec) -> ModuleFactory:
         raise CheckpointError(
             f"{file}: is of the class {named!r}, {INDEX} says {spec.class_name}. Fetch the folder again."
         )
-    library_class = spec.library_class or getattr(diffusers, spec.class_name, None)
-    if library_class is not None:
-        check_values(config, library_class, file)
+    if spec.library_class is not None:
+        check_values(config, spec.library_class, file)
     return lambda: _made(file, lambda: spec.build(config))
 
 

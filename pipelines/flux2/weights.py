@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -115,10 +115,10 @@ def _folder(
         )
     language_model = config.language_model
     specs = {
-        "transformer": ModuleSpec(
-            class_name="Flux2Transformer2DModel", build=partial(_transformer, config, variant)
+        "transformer": replace(
+            ModuleSpec.of(Flux2Transformer2DModel), build=partial(_transformer, config, variant)
         ),
-        "vae": ModuleSpec(class_name="AutoencoderKLFlux2", build=AutoencoderKLFlux2.from_config),
+        "vae": ModuleSpec.of(AutoencoderKLFlux2),
         "text_encoder": ModuleSpec(
             class_name=language_model.class_name,
             build=partial(language_model.build, output_layers=config.text_layers),
