@@ -155,11 +155,15 @@ class DiffusersFolder:
             ) from error
 
     def scheduler(self, name: str, scheduler_class: Any) -> Any:
-        """A diffusers scheduler of exactly that class. Raises: CheckpointError."""
+        """A diffusers scheduler of exactly that class. Raises: CheckpointError, also for one that draws noise
+        in every step or runs from picture to noise, which no pipeline here does."""
         folder = self.subfolder(name, classes=(scheduler_class.__name__,))
         file = folder / "scheduler_config.json"
         config = read_json_object(file)
         check_values(config, scheduler_class, file)
+        for option, does in (("stochastic_sampling", "draws noise"), ("invert_sigmas", "runs backwards")):
+            if config.get(option):
+                raise CheckpointError(f'{file}: the scheduler {does}. Set "{option}": false in it.')
         return _made(folder, lambda: scheduler_class.from_config(config))
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from torch import Tensor
 
-from accel.errors import CheckpointError
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -35,13 +33,3 @@ def flow_match_schedule(scheduler: Any, *, steps: int, image_tokens: int) -> Sch
         device="cpu",
     )
     return Schedule(fresh.timesteps, fresh.sigmas.diff())
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Raises: CheckpointError for one that draws noise in every step, or runs from picture to noise."""
-    for option, does in (("stochastic_sampling", "draws noise"), ("invert_sigmas", "runs backwards")):
-        if scheduler.config[option]:
-            raise CheckpointError(
-                f"the scheduler {does}, which FLUX.2 does not. "
-                f'Set "{option}": false in scheduler/scheduler_config.json.'
-            )

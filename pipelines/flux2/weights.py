@@ -18,7 +18,6 @@ from pipelines.diffusers_folder import DiffusersFolder, ModuleSpec, load_compone
 from pipelines.flux2.config import Flux2Config, flux2_config
 from pipelines.flux2.image_size import PATCH, VAE_SCALE
 from pipelines.flux2.prompt import PromptTokenizer, build_synthetic_tokenizer
-from pipelines.flux2.schedule import check_scheduler
 from pipelines.flux2.text_encoder import PromptEncoder
 from pipelines.flux2.widths import own_widths, require_no_other_variant
 from pipelines.hub import Hub
@@ -68,7 +67,6 @@ def load_flux2(
         source = _synthetic(config, weights.synthetic_seed, f"{size}, {variant}")
     else:
         source = _folder(config, weights, variant, hub)
-    check_scheduler(source.scheduler)
     modules: dict[str, Any] = source.build(
         check=partial(_check, config, source.tokenizer), dtype=dtype, device=device, progress=progress
     )

@@ -71,10 +71,6 @@ def check_upsampler(config: Any, vae_config: Any) -> None:
 
 def check_scheduler(scheduler: Any, *, variant: str) -> None:
     """Refuse a scheduler that does not belong to the variant. Raises: CheckpointError."""
-    if scheduler.config.stochastic_sampling or scheduler.config.invert_sigmas:
-        raise CheckpointError(
-            "the scheduler draws noise or runs backwards, which LTX-2 does not. Fetch its folder again."
-        )
     low, high = scheduler.config.base_image_seq_len, scheduler.config.max_image_seq_len
     shifts = (scheduler.config.base_shift, scheduler.config.max_shift)
     if None in shifts or low == high:

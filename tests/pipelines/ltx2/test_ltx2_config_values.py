@@ -98,6 +98,8 @@ def test_values_of_another_type_are_refused(
         ("vae", "scaling_factor", 0.0, "vae.scaling_factor is 0.0"),
         ("audio_vae", "sample_rate", 0, "audio_vae.sample_rate is 0"),
         ("audio_vae", "mel_hop_length", 0, "audio_vae.mel_hop_length is 0"),
+        ("scheduler", "stochastic_sampling", True, 'draws noise. Set "stochastic_sampling": false'),
+        ("scheduler", "invert_sigmas", True, 'runs backwards. Set "invert_sigmas": false'),
         ("audio_vae", "mel_bins", None, "audio_vae.mel_bins is None, which has to be above 0"),
         ("audio_vae", "mel_bins", 9, "audio_vae.mel_bins is 9, which has to be a multiple of 4"),
         ("audio_vae", "mel_bins", 9, "takes spectrograms of 16 channels, the audio VAE makes 2 of 9"),
