@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accel.errors import ObservationError
+from accel.errors import ConfigError, ObservationError
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ def tokenize(tokenizer: Any, text: str, *, length: int, add_special_tokens: bool
         return_tensors="pt",
     )
     return TokenizedPrompt(padded["input_ids"], padded["attention_mask"], truncated=len(whole) > length)
+
+
+def required_prompt(prompt: str | None, *, of: str, example: str) -> str:
+    """The prompt of an `of`, say an image. Raises: ConfigError for none or a blank one, with an example."""
+    if not (prompt and prompt.strip()):
+        raise ConfigError(f"prompt: is empty; say what the {of} shows, e.g. prompt='{example}'.")
+    return prompt
 
 
 def require_unicode(text: str, *, name: str = "prompt") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from accel.errors import ConfigError
 from accel.policy import AccelPolicy
 from pipelines.flux2.denoising import Denoising
 from pipelines.flux2.images import load_references
@@ -14,6 +13,7 @@ from pipelines.flux2.weights import Components, load_flux2
 from pipelines.generation_config import GenerationConfig
 from pipelines.pipeline import Pipeline, PipelineDescription, Placement
 from pipelines.progress import NULL_PROGRESS, Progress
+from pipelines.prompt_tokens import required_prompt
 from pipelines.transfer import read_back
 from stages.stage import State
 
@@ -32,7 +32,7 @@ def load(
     Raises: ConfigError before anything else is read if there is no prompt, or if a reference image is missing
         or can't be used; CheckpointError, ConfigError, DeviceMemoryError as `load_flux2`.
     """
-    _required_prompt(config)
+    _prompt(config)
     load_references(config.model.images)
     components = load_flux2(
         weights=config.weights,
@@ -114,7 +114,7 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
         """
         model, own = config.model, self.config
         return ImageRequest(
-            prompt=_required_prompt(config),
+            prompt=_prompt(config),
             seed=config.seed or 0,
             height=model.height,
             width=model.width,
@@ -150,8 +150,5 @@ class Flux2Pipeline(Pipeline[ImageRequest, ImageResult]):
         )
 
 
-def _required_prompt(config: Flux2RunConfig) -> str:
-    prompt = config.prompt or ""
-    if not prompt.strip():
-        raise ConfigError("prompt: is empty; say what the image shows, e.g. prompt='a lighthouse at dusk'.")
-    return prompt
+def _prompt(config: Flux2RunConfig) -> str:
+    return required_prompt(config.prompt, of="image", example="a lighthouse at dusk")

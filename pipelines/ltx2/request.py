@@ -17,7 +17,7 @@ from pipelines.ltx2.defaults import DISTILLED_SIGMAS, REFINEMENT_SIGMAS, Default
 from pipelines.ltx2.guidance import Guidance, Scales
 from pipelines.ltx2.settings import Ltx2Settings, require_clip
 from pipelines.number_types import MAX_BATCH, MAX_STEPS
-from pipelines.prompt_tokens import require_unicode
+from pipelines.prompt_tokens import require_unicode, required_prompt
 from pipelines.request_rules import MAX_SEED, Rule, number, require_rules, whole
 from pipelines.tensor_digest import DigestedOutputs
 
@@ -143,10 +143,8 @@ def video_request(
     Raises: ConfigError and ObservationError for values that can't be served, naming the key.
     """
     own = defaults(settings.variant, size)
-    if not (prompt and prompt.strip()):
-        raise ConfigError("prompt: is empty; say what the video shows, e.g. prompt='waves on a beach'.")
     return VideoRequest(
-        prompt=prompt,
+        prompt=required_prompt(prompt, of="video", example="waves on a beach"),
         negative_prompt=settings.negative_prompt,
         height=own.height if settings.height is None else settings.height,
         width=own.width if settings.width is None else settings.width,
