@@ -106,15 +106,10 @@ class Composer:
 
         Before the first job Hydra composes a sweep with the default option of each swept group.
         """
-        fixed = [o for o in overrides if self._is_group(o) and not o.is_sweep_override()]
-        source = self._scan(tuple(self._choice(override) for override in fixed))
-        return [
-            override.key_or_group
-            for override in overrides
-            if not self._is_group(override)
-            and not override.key_or_group.startswith("hydra.")
-            and override.key_or_group not in source
-        ]
+        groups = [override for override in overrides if self._is_group(override)]
+        source = self._scan(tuple(self._choice(group) for group in groups if not group.is_sweep_override()))
+        keys = [override.key_or_group for override in overrides if override not in groups]
+        return [key for key in keys if not key.startswith("hydra.") and key not in source]
 
     def _compose(self, overrides: list[Override]) -> Composed:
         choices = {id(o): self._choice(o) for o in overrides if self._is_group(o)}
