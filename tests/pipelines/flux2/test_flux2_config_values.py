@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from json_files import changed
 from tiny_flux2 import CPU, make_components
 
 import pipelines.flux2.weights
@@ -44,19 +45,14 @@ def test_values_that_do_not_fit_are_refused(
         pipelines.flux2.weights, "flux2_config", lambda name, size: flux2_config(name, "tiny")
     )
     path = folder / file
-    before = path.read_text()
-    path.write_text(json.dumps(json.loads(before) | {key: value}))
-    try:
-        with pytest.raises(CheckpointError) as refused:
-            load_flux2(
-                weights=WeightsConfig(kind="local", path=str(folder)),
-                variant="4b",
-                size="full",
-                device=CPU,
-                dtype=torch.float32,
-            )
-    finally:
-        path.write_text(before)
+    with changed(path, **{key: value}), pytest.raises(CheckpointError) as refused:
+        load_flux2(
+            weights=WeightsConfig(kind="local", path=str(folder)),
+            variant="4b",
+            size="full",
+            device=CPU,
+            dtype=torch.float32,
+        )
     message = str(refused.value)
     assert message.startswith(f"{path}: '{key}' is {json.dumps(value)}, but ")
     assert f" takes {expected}. " in message

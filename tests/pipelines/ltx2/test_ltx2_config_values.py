@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from json_files import changed
 from ltx2_harness import CPU, stock_pipeline, tiny_components
 
 from accel.errors import CheckpointError
@@ -25,16 +25,6 @@ def saved(
     stock_pipeline(tiny_components(request.param), with_image=False).save_pretrained(folder)
     with changed(folder / "model_index.json", tokenizer=["transformers", "GemmaTokenizerFast"]):
         yield request.param, folder
-
-
-@contextmanager
-def changed(file: Path, **values: object) -> Iterator[None]:
-    before = file.read_text()
-    file.write_text(json.dumps(json.loads(before) | values))
-    try:
-        yield
-    finally:
-        file.write_text(before)
 
 
 def load_folder(folder: Path, variant: str) -> None:
